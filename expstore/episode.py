@@ -1,0 +1,341 @@
+"""One finished episode: columns of equal length, checked against the schema once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expstore.errors import SchemaError
+from expstore.schema import FLAGS, Field, Schema, check_name, check_nesting, is_observation
+
+END_REASONS = ("terminated", "truncated", "cut", "incomplete")
+INDEX_COLUMNS = ("start", "length", "end_reason", "return", "number", "metadata")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What `append` was given, flattened and as arrays, not yet compared with a schema."""
+
+    arrays: dict[str, NDArray[Any]]  # field -> (T, *shape)
+    dtypes: dict[str, str]  # field -> name of the dtype; bfloat16 arrays are their bits, uint16
+    following: dict[str, NDArray[Any]]  # field -> (T, *shape) given as next_<field>
+    final: dict[str, NDArray[Any]]  # field -> (*shape) observation after the last step
+    num_steps: int  # T
+
+    @staticmethod
+    def of(data: Mapping[str, Any], where: str) -> Columns:
+        """Flatten and convert; lengths are checked here, since only they say what T is.
+
+        Raises:
+            SchemaError: names the field and `where` ("in episode 12").
+        """
+        arrays: dict[str, NDArray[Any]] = {}
+        dtypes: dict[str, str] = {}
+        for name, value in flatten(data).items():
+            arrays[name], dtypes[name] = to_array(value, f"field {name!r} {where}")
+        following = {
+            name.removeprefix("next_"): arrays.pop(name)
+            for name in list(arrays)
+            if name.startswith("next_")
+        }
+        for name in (*arrays, *following):
+            check_name(name)
+        check_nesting(arrays)
+        num_steps = _num_steps(arrays, where)
+        final = {}
+        for name in arrays:
+            arrays[name], last = _fit(name, arrays[name], num_steps, where)
+            if last is not None:
+                final[name] = last
+        for name, values in following.items():
+            if len(values) != num_steps:
+                raise SchemaError(
+                    f"field 'next_{name}' must have {num_steps} rows {where}, got {len(values)}"
+                )
+            if name in final and values[-1].tobytes() != final[name].tobytes():
+                raise SchemaError(
+                    f"field {name!r} {where} has {num_steps + 1} rows and the last differs from "
+                    f"the last row of 'next_{name}'; give one of them"
+                )
+        return Columns(arrays, dtypes, following, final, num_steps)
+
+    def schema(self) -> Schema:
+        """The schema that this episode defines when it is the first of its store."""
+        for name in self.following:
+            if name not in self.arrays:
+                raise SchemaError(f"field 'next_{name}' has no field {name!r} to be the next of")
+        return Schema(
+            {
+                name: Field(array.shape[1:], self.dtypes[name], has_next=name in self.following)
+                for name, array in self.arrays.items()
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Episode:
+    """An episode that fits its store."""
+
+    columns: dict[str, NDArray[Any]]  # field -> (T, *shape), dtype as stored, C order
+    following: dict[str, NDArray[Any]]  # field -> (T, *shape), where next values were given
+    final: dict[str, NDArray[Any]]  # field -> (*shape), where only the last next value was given
+    num_steps: int  # T
+    end_reason: str  # one of END_REASONS
+
+    @staticmethod
+    def fit(
+        columns: Columns,
+        schema: Schema,
+        where: str,
+        end_reason: str | None = None,
+        casts: dict[str, int] | None = None,
+    ) -> Episode:
+        """Compare with the schema, field by field.
+
+        Args:
+            casts: allows casts that lose nothing and counts the cast rows by field;
+                None forbids them.
+
+        Raises:
+            SchemaError: an unknown or missing field, a wrong shape or dtype, a flag inside
+                the episode, an `end_reason` that contradicts the flags.
+        """
+        _check_names(columns, schema, where)
+        how, dtype_of = (where, casts), columns.dtypes
+        fitted = {
+            name: _fit_field(name, columns.arrays[name], dtype_of[name], f, *how)
+            for name, f in schema.fields.items()
+        }
+        following = {
+            name: _fit_field(next_name(name), values, dtype_of[next_name(name)], schema[name], *how)
+            for name, values in columns.following.items()
+        }
+        final = {
+            name: _fit_field(name, value[None], dtype_of[name], schema[name], *how)[0]
+            for name, value in columns.final.items()
+        }
+        reason = end_of(fitted, where, end_reason)
+        return Episode(fitted, following, final, columns.num_steps, reason)
+
+
+def flatten(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings, and tuples of arrays, as one mapping with names joined by `/`."""
+    if not isinstance(data, Mapping):
+        raise SchemaError(f"an episode must be a mapping of fields, got {type(data).__name__}")
+    flat: dict[str, Any] = {}
+    stack: list[tuple[str, Any]] = [("", data)]
+    while stack:
+        prefix, value = stack.pop()
+        if isinstance(value, Mapping):
+            members = list(value.items())
+        elif _is_tuple_of_arrays(value):
+            members = [(str(i), member) for i, member in enumerate(value)]
+        else:
+            if prefix[:-1] in flat:
+                raise SchemaError(f"field {prefix[:-1]!r} is given twice, nested and by its path")
+            flat[prefix[:-1]] = value
+            continue
+        if len(prefix) > 10_000:
+            raise SchemaError(f"field {prefix[:80]!r}... is nested too deeply")
+        for key, member in reversed(members):
+            if not isinstance(key, str):
+                raise SchemaError(f"field names must be strings, got {key!r} under {prefix!r}")
+            stack.append((f"{prefix}{key}/", member))
+    return flat
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `flatten`: `{"a/b": x}` becomes `{"a": {"b": x}}`."""
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        *parents, last = name.split("/")
+        group = nested
+        for parent in parents:
+            group = group.setdefault(parent, {})
+        group[last] = value
+    return nested
+
+
+def to_array(value: Any, what: str) -> tuple[NDArray[Any], str]:
+    """An array in little-endian C order and the name of its dtype; bfloat16 as its bits."""
+    if isinstance(value, list) and value and hasattr(value[0], "detach"):
+        rows = [to_array(item[None], what) for item in value]
+        return np.concatenate([row for row, _ in rows]), rows[0][1]
+    if hasattr(value, "detach"):  # a torch tensor, recognised without importing torch
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":
+            return value.contiguous().view(_torch("int16")).numpy().view(np.uint16), "bfloat16"
+        value = value.numpy()
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise SchemaError(f"{what} cannot be one array: {error}") from error
+    if array.dtype.name == "bfloat16":
+        return np.ascontiguousarray(array).view(np.uint16), "bfloat16"
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise SchemaError(
+            f"{what} must hold booleans, integers or floats of at most 64 bits, got dtype "
+            f"{array.dtype}; convert it first"
+        )
+    if array.ndim == 0:
+        raise SchemaError(f"{what} must have one row per step, got a single value")
+    array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
+    return array, array.dtype.name
+
+
+def encode_metadata(metadata: Mapping[str, Any], where: str) -> bytes:
+    """Metadata as UTF-8 JSON; numpy scalars and arrays become numbers and lists."""
+    for key in metadata:
+        if key in INDEX_COLUMNS:
+            raise SchemaError(f"metadata {key!r} {where} is a column of the index; rename it")
+    try:
+        text = json.dumps(_plain(metadata), separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SchemaError(f"metadata {where} must be JSON: {error}") from error
+    return b"" if text == "{}" else text.encode()
+
+
+def end_of(columns: Mapping[str, NDArray[Any]], where: str, end_reason: str | None) -> str:
+    """Why the episode ended: from its flags, else as the caller says, else `cut`."""
+    flagged = [flag for flag in FLAGS if _flag_at_end(columns, flag, where)]
+    if end_reason is None:
+        return flagged[0] if flagged else "cut"
+    if end_reason not in END_REASONS:
+        raise SchemaError(f"end_reason must be one of {', '.join(END_REASONS)}, got {end_reason!r}")
+    contradicts = end_reason in FLAGS and end_reason in columns
+    if (flagged and end_reason not in flagged) or (not flagged and contradicts):
+        raise SchemaError(
+            f"end_reason {end_reason!r} {where} contradicts the flags of the last step "
+            f"({', '.join(flagged) or 'none is true'}); leave it out"
+        )
+    return end_reason
+
+
+def _flag_at_end(columns: Mapping[str, NDArray[Any]], flag: str, where: str) -> bool:
+    if flag not in columns:
+        return False
+    true_at = np.flatnonzero(columns[flag].reshape(len(columns[flag]), -1).any(axis=1))
+    last = len(columns[flag]) - 1
+    if len(true_at) and true_at[0] < last:
+        raise SchemaError(
+            f"field {flag!r} is true at step {true_at[0]} of {last + 1} {where}, but an episode "
+            "ends with its flag; split it there into two episodes"
+        )
+    return len(true_at) > 0
+
+
+def _num_steps(arrays: Mapping[str, NDArray[Any]], where: str) -> int:
+    if not arrays:
+        raise SchemaError(f"there are no fields {where}; an episode needs at least one")
+    for lead in ("action", "reward", *FLAGS):
+        lengths = [len(a) for name, a in arrays.items() if name.split("/")[0] == lead]
+        if lengths:
+            num_steps = lengths[0]
+            break
+    else:
+        num_steps = min(len(a) for a in arrays.values())
+    if num_steps == 0:
+        raise SchemaError(f"the episode {where} is empty; skip episodes without steps")
+    return num_steps
+
+
+def _fit(
+    name: str, array: NDArray[Any], num_steps: int, where: str
+) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Split the final observation off, if it is there."""
+    if len(array) == num_steps:
+        return array, None
+    if len(array) == num_steps + 1 and is_observation(name):
+        return array[:num_steps], array[num_steps]
+    also = f" or {num_steps + 1}" if is_observation(name) else ""
+    raise SchemaError(
+        f"field {name!r} must have {num_steps}{also} rows {where}, got {len(array)}; "
+        "all columns of an episode have one row per step"
+    )
+
+
+def _check_names(columns: Columns, schema: Schema, where: str) -> None:
+    for name in columns.arrays:
+        if name not in schema.fields:
+            raise SchemaError(
+                f"field {name!r} {where} is not in the schema "
+                f"({', '.join(schema.fields)}); leave it out, or create a store that has it"
+            )
+    for name in schema.fields:
+        if name not in columns.arrays:
+            raise SchemaError(f"field {name!r} is missing {where}; every episode must bring it")
+    for name in columns.following:
+        if name not in schema.fields or not schema[name].has_next:
+            raise SchemaError(
+                f"field 'next_{name}' {where} is not in the schema; the first episode decides "
+                "which fields have next values (observations always may)"
+            )
+
+
+def _fit_field(
+    name: str,
+    array: NDArray[Any],
+    dtype: str,
+    expected: Field,
+    where: str,
+    casts: dict[str, int] | None,
+) -> NDArray[Any]:
+    if array.shape[1:] != expected.shape:
+        raise SchemaError(
+            f"field {name!r} must have shape {expected.shape}, got {array.shape[1:]} {where}; "
+            f"reshape it, or create the store with {name} of shape {array.shape[1:]}"
+        )
+    if dtype == expected.dtype:
+        return np.ascontiguousarray(array)
+    bits = "bfloat16" in (dtype, expected.dtype)
+    safe = not bits and np.can_cast(array.dtype, expected.stored_dtype, "safe")
+    if casts is None or not safe:
+        hint = "convert it, or open the writer with cast=True" if safe else "convert it"
+        raise SchemaError(
+            f"field {name!r} must have dtype {expected.dtype}, got {dtype} {where}; {hint}"
+        )
+    casts[name] = casts.get(name, 0) + len(array)
+    return np.ascontiguousarray(array, expected.stored_dtype)
+
+
+def next_name(name: str) -> str:
+    """`next_observation/image` for the field `observation/image`."""
+    return f"next_{name}"
+
+
+def _is_tuple_of_arrays(value: Any) -> bool:
+    """Whether it is an observation of a Tuple space and not one row per step."""
+    return (
+        isinstance(value, tuple)
+        and len(value) > 0
+        and all(isinstance(v, (Mapping, tuple, np.ndarray)) or hasattr(v, "detach") for v in value)
+    )
+
+
+def _torch(name: str) -> Any:
+    import sys
+
+    return getattr(sys.modules["torch"], name)
+
+
+def _plain(value: Any) -> Any:
+    """JSON's own types; what JSON would change silently (keys that are no strings) is refused."""
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"keys must be strings, got {key!r}")
+        return {key: _plain(member) for key, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(member) for member in value]
+    if isinstance(value, (np.generic, np.ndarray)):
+        return _plain(value.tolist())
+    if hasattr(value, "detach"):
+        return _plain(value.detach().cpu().tolist())
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    raise TypeError(f"{type(value).__name__} {value!r} is not JSON")

@@ -1,0 +1,68 @@
+"""Every error that expstore raises on purpose, grouped by what a handler would do."""
+
+
+class ExpstoreError(Exception):
+    """Root of all errors of this package; its text names the thing, the rule and the next move."""
+
+
+class SchemaError(ExpstoreError, ValueError):
+    """Data, a field or an argument does not fit; nothing was written."""
+
+
+class CapacityError(ExpstoreError, ValueError):
+    """An episode is longer than the store may ever hold; nothing was written."""
+
+
+class StepRangeError(ExpstoreError, IndexError):
+    """A step, an episode or an anchor lies outside of what the store holds."""
+
+
+class EvictedError(StepRangeError):
+    """A step or an episode was held once and has left the store."""
+
+
+class FieldNotFoundError(ExpstoreError, KeyError):
+    """A field was asked for that the store does not have."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would print the repr of the text
+
+
+class FormatError(ExpstoreError, ValueError):
+    """A file or directory is not what it claims to be, or was made by a newer version."""
+
+
+class NotAStoreError(FormatError):
+    """A directory, or no directory at all, was found where a store should be."""
+
+
+class DamagedError(ExpstoreError, RuntimeError):
+    """Committed data is missing, has the wrong size or fails its checksum."""
+
+
+class StorageError(ExpstoreError, OSError):
+    """The operating system refused to write, sync, rename or map a file."""
+
+
+class StoreLockedError(ExpstoreError, RuntimeError):
+    """Another writer holds the store."""
+
+
+class WriterStateError(ExpstoreError, RuntimeError):
+    """The writer cannot do this now: closed, forked, or an episode is still open."""
+
+
+class StateError(ExpstoreError, ValueError):
+    """A saved state belongs to another store, commit, sampler or unit."""
+
+
+class SourceError(ExpstoreError, ValueError):
+    """A source of episodes cannot be read, or does not say what it must."""
+
+
+class MissingExtraError(ExpstoreError, ImportError):
+    """An optional package is needed; the text names what to install."""
+
+
+class AnchorShapeError(SchemaError, RuntimeError):
+    """Anchors do not have one coordinate per storage dimension."""

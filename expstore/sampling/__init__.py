@@ -1,0 +1,1 @@
+"""What to draw and which steps a window covers: integers only, no files and no torch."""

@@ -1,0 +1,181 @@
+"""The compiled loops of sampling; numba is imported with this module, so import it late.
+
+All loops live in this one file because numba's disk cache does not notice when a function
+that is called from another file changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+Words = NDArray[np.uint64]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+FIRST = np.uint64(0xBF58476D1CE4E5B9)
+SECOND = np.uint64(0x94D049BB133111EB)
+LOW = np.uint64(0xFFFFFFFF)
+S27, S30, S31, S32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
+
+
+def _compiled(function: Function) -> Function:
+    return cast(Function, numba.njit(nogil=True, cache=True)(function))
+
+
+@_compiled
+def _mixed(word: np.uint64) -> np.uint64:
+    word = (word ^ (word >> S30)) * FIRST
+    word = (word ^ (word >> S27)) * SECOND
+    return word ^ (word >> S31)
+
+
+@_compiled
+def _scaled(word: np.uint64, high: np.uint64) -> np.uint64:
+    low = (word & LOW) * (high & LOW)
+    middle = (word >> S32) * (high & LOW)
+    other = (word & LOW) * (high >> S32)
+    carry = ((low >> S32) + (middle & LOW) + (other & LOW)) >> S32
+    return (word >> S32) * (high >> S32) + (middle >> S32) + (other >> S32) + carry
+
+
+@_compiled
+def fill_bits(key: np.uint64, second_key: np.uint64, out: Words) -> None:
+    """Equal to ``draw.random_bits``: out (B,) becomes one random word per lane."""
+    for i in range(len(out)):
+        out[i] = _mixed(_mixed(key + np.uint64(i) * GOLDEN) ^ second_key)
+
+
+@_compiled
+def fill_integers(key: np.uint64, second_key: np.uint64, high: np.uint64, out: Integers) -> None:
+    """Equal to ``draw.integers``: out (B,) becomes uniform integers from 0 to high - 1."""
+    for i in range(len(out)):
+        word = _mixed(_mixed(key + np.uint64(i) * GOLDEN) ^ second_key)
+        out[i] = np.int64(_scaled(word, high))
+
+
+@_compiled
+def _walked(at: np.uint64, rows: np.uint64, columns: np.uint64, keys: Words) -> np.uint64:
+    row, column = at % rows, at // rows
+    for i in range(0, len(keys), 2):
+        row += ((_mixed(keys[i] + column * GOLDEN) >> S32) * rows) >> S32
+        if row >= rows:
+            row -= rows
+        column += ((_mixed(keys[i + 1] + row * GOLDEN) >> S32) * columns) >> S32
+        if column >= columns:
+            column -= columns
+    return column * rows + row
+
+
+@_compiled
+def fill_permuted(
+    positions: Integers,
+    num: np.uint64,
+    rows: np.uint64,
+    columns: np.uint64,
+    keys: Words,
+    out: Integers,
+) -> None:
+    """Equal to ``permutation.permute``: out (B,) becomes where each position goes."""
+    for i in range(len(positions)):
+        at = _walked(np.uint64(positions[i]), rows, columns, keys)
+        while at >= num:
+            at = _walked(at, rows, columns, keys)
+        out[i] = np.int64(at)
+
+
+@_compiled
+def _num_at_most(ascending: Integers, value: int) -> int:
+    low, high = 0, len(ascending)
+    while low < high:
+        middle = (low + high) // 2
+        if ascending[middle] <= value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@_compiled
+def _bounds(streams: Integers, edges: Integers, shift: int, at: int) -> tuple[int, int]:
+    stream = _num_at_most(streams, at)
+    start, stop = streams[stream - 1], streams[stream]
+    after = _num_at_most(edges, at - shift)
+    if after > 0:
+        start = max(start, edges[after - 1] + shift)
+    if after < len(edges):
+        stop = min(stop, edges[after] + shift)
+    return start, stop
+
+
+@_compiled
+def plan_spans(
+    anchors: Integers,
+    are_steps: bool,
+    start: Integers,
+    first: Integers,
+    length: Integers,
+    streams: Integers,
+    edges: Integers,
+    shift: int,
+    burn_in: int,
+    dilation: int,
+    need: int,
+    steps: Integers,
+    valid: NDArray[np.bool_],
+    positions: Integers,
+) -> int:
+    """Equal to ``window.plan_numpy``: find the bounds, lay the window, translate to steps.
+
+    Args:
+        anchors: (B,) positions, or step numbers if ``are_steps``.
+        are_steps: What the anchors count.
+        start: (E,) see ``Spans``, as are ``first``, ``length`` and ``streams``.
+        first: (E,)
+        length: (E,)
+        streams: (S + 1,)
+        edges: Sorted; a new stretch begins at each ``edge + shift``.
+        shift: 0 where edges are starts, 1 where they are last positions.
+        burn_in: Records before the anchor.
+        dilation: Steps between two records.
+        need: Steps that must follow the anchor, 0 where windows never slide.
+        steps: (B, W) filled here, as are ``valid`` and ``positions``.
+        valid: (B, W)
+        positions: (B, W)
+
+    Returns:
+        -1, or the index of the first anchor that is not among the selected steps; the
+        outputs are then incomplete.
+    """
+    for b in range(len(anchors)):
+        at = anchors[b]
+        if are_steps:
+            episode = _num_at_most(start, at) - 1
+            if episode < 0 or at - start[episode] >= length[episode]:
+                return b
+            at += first[episode] - start[episode]
+        elif at < 0 or at >= streams[-1]:
+            return b
+        low, high = _bounds(streams, edges, shift, at)
+        last = high - 1
+        at -= min(max(need - (last - at), 0), at - low)
+        wanted = at - burn_in * dilation
+        episode = _num_at_most(first, min(max(wanted, low), last)) - 1
+        shift_to_step = start[episode] - first[episode]
+        episode_stop = first[episode] + length[episode]
+        for k in range(steps.shape[1]):
+            clipped = min(max(wanted, low), last)
+            while clipped >= episode_stop:
+                episode += 1
+                shift_to_step = start[episode] - first[episode]
+                episode_stop += length[episode]
+            positions[b, k] = clipped
+            steps[b, k] = clipped + shift_to_step
+            valid[b, k] = clipped == wanted
+            wanted += dilation
+    return -1

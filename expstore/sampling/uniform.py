@@ -1,0 +1,197 @@
+"""Samplers under which every step is equally likely, with and without replacement."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expstore.errors import SchemaError, StateError
+from expstore.sampling.draw import Draw, check_batch, check_state, keys_of
+from expstore.sampling.permutation import permute_compiled
+from expstore.spans import Spans
+
+
+class Uniform:
+    """Draws every step with the same probability, independently of all others.
+
+    >>> spans = Spans.laid_out(start=np.array([0]), length=np.array([100]))
+    >>> sampler = Uniform()
+    >>> len(sampler.draw(spans, batch_size=8, seed=0).anchors), sampler.state_dict()
+    (8, {'kind': 'uniform', 'next_draw': 1})
+    """
+
+    def __init__(self) -> None:
+        self.next_draw = 0
+
+    def draw(self, spans: Spans, batch_size: int, seed: int) -> Draw:
+        """See ``Sampler.draw``."""
+        from expstore.sampling import kernels
+
+        check_batch(spans, batch_size)
+        anchors = np.empty(batch_size, np.int64)
+        kernels.fill_integers(*keys_of(seed, self.next_draw), np.uint64(spans.num_steps), anchors)
+        self.next_draw += 1
+        return Draw.evenly(anchors, spans.num_steps)
+
+    def state_dict(self) -> dict[str, int | str]:
+        """The number of the next draw."""
+        return {"kind": "uniform", "next_draw": self.next_draw}
+
+    def load_state_dict(self, state: dict[str, int | str]) -> None:
+        """See ``Sampler.load_state_dict``."""
+        check_state(state, "uniform", ("next_draw",))
+        self.next_draw = int(state["next_draw"])
+
+
+class WithoutReplacement:
+    """Draws every step exactly once per epoch, in an order of the epoch's own.
+
+    The population is fixed when an epoch starts: steps appended later wait for the next one,
+    steps evicted meanwhile are left out. The last batch of an epoch holds what is left.
+
+    Args:
+        drop_last: Leave out a last batch that would be shorter than the others.
+
+    >>> spans = Spans.laid_out(start=np.array([0]), length=np.array([7]))
+    >>> sampler = WithoutReplacement()
+    >>> batches = [sampler.draw(spans, batch_size=3, seed=0).anchors for _ in range(3)]
+    >>> [len(batch) for batch in batches], sorted(np.concatenate(batches).tolist())
+    ([3, 3, 1], [0, 1, 2, 3, 4, 5, 6])
+    """
+
+    def __init__(self, drop_last: bool = False) -> None:
+        self.drop_last = drop_last
+        self.epoch = 0
+        self._offset = 0
+        self._population: _Population | None = None  # None between two epochs
+
+    def draw(self, spans: Spans, batch_size: int, seed: int) -> Draw:
+        """See ``Sampler.draw``.
+
+        Raises:
+            SchemaError: ``drop_last`` and not one whole batch in an epoch.
+            StateError: A state saved within an epoch meets other steps than it was saved with.
+        """
+        check_batch(spans, batch_size)
+        if self.drop_last and spans.num_steps < batch_size:
+            raise SchemaError(
+                f"batch_size {batch_size} is above the {spans.num_steps} steps of an epoch, and "
+                "drop_last leaves none of them"
+            )
+        anchors = self._next_anchors(spans, batch_size, seed)
+        while not len(anchors) or (self.drop_last and len(anchors) < batch_size):
+            anchors = self._next_anchors(spans, batch_size, seed)
+        return Draw.evenly(anchors, spans.num_steps)
+
+    def _next_anchors(self, spans: Spans, batch_size: int, seed: int) -> NDArray[np.int64]:
+        """The next anchors of this epoch, fewer than asked where it ends."""
+        if self._population is None:
+            self._population = _Population.of(spans)
+        num_steps = self._population.num_steps
+        found = np.empty(0, np.int64)
+        while len(found) < batch_size and self._offset < num_steps:
+            stop = min(self._offset + batch_size - len(found), num_steps)
+            order = np.arange(self._offset, stop, dtype=np.int64)
+            drawn = permute_compiled(seed, self.epoch, order, num_steps)
+            staying = self._population.positions_in(spans, drawn)
+            found = np.concatenate([found, staying]) if len(found) else staying
+            self._offset = stop
+        if self._offset == num_steps:
+            self.epoch, self._offset, self._population = self.epoch + 1, 0, None
+        return found
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Epoch, place in it, and which steps it is made of."""
+        state: dict[str, int | str] = {
+            "kind": "without_replacement",
+            "drop_last": int(self.drop_last),
+            "epoch": self.epoch,
+            "offset": self._offset,
+        }
+        return state if self._population is None else {**state, **self._population.to_state()}
+
+    def load_state_dict(self, state: dict[str, int | str]) -> None:
+        """See ``Sampler.load_state_dict``."""
+        check_state(state, "without_replacement", ("drop_last", "epoch", "offset"))
+        if bool(state["drop_last"]) != self.drop_last:
+            raise StateError(
+                f"the state was saved with drop_last={bool(state['drop_last'])}, this sampler has "
+                f"drop_last={self.drop_last}"
+            )
+        population = _Population.from_state(state) if "num_steps" in state else None
+        if int(state["offset"]) and population is None:
+            raise StateError("the state stands within an epoch but does not say of which steps")
+        self.epoch, self._offset = int(state["epoch"]), int(state["offset"])
+        self._population = population
+
+
+class _Population:
+    """The steps of an epoch: known by their number and ends while they begin the selection,
+    and by their runs once eviction has moved them."""
+
+    def __init__(self, num_steps: int, first_step: int, last_step: int) -> None:
+        self.num_steps, self.first_step, self.last_step = num_steps, first_step, last_step
+        self.spans: Spans | None = None
+        self.has_moved = False
+
+    @staticmethod
+    def of(spans: Spans) -> _Population:
+        first, last = spans.steps_at(np.array([0, spans.num_steps - 1]))
+        population = _Population(spans.num_steps, int(first), int(last))
+        population.spans = spans
+        return population
+
+    def positions_in(self, spans: Spans, drawn: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the drawn members are in ``spans`` now; those that have left are left out."""
+        if self._begins(spans):
+            self.spans = self.spans or spans
+            return drawn
+        if self.spans is None:
+            raise StateError(
+                f"the state was saved in an epoch over {self.num_steps} steps, {self.first_step} "
+                f"to {self.last_step}, which are not the first of this selection; load it on the "
+                "store, view and commit it was saved with, or start a new sampler"
+            )
+        self.has_moved = True
+        steps = self.spans.steps_at(drawn)
+        episode = np.searchsorted(spans.start, steps, side="right") - 1
+        within = steps - spans.start[episode]
+        stays = (episode >= 0) & (within < spans.length[episode])
+        return spans.first[episode[stays]] + within[stays]
+
+    def _begins(self, spans: Spans) -> bool:
+        # Removing a step before the last would bring another one to its position.
+        if spans is self.spans:
+            return True
+        if spans.num_steps < self.num_steps:
+            return False
+        first, last = spans.steps_at(np.array([0, self.num_steps - 1]))
+        return bool(first == self.first_step and last == self.last_step)
+
+    def to_state(self) -> dict[str, int | str]:
+        state: dict[str, int | str] = {
+            "num_steps": self.num_steps, "first_step": self.first_step, "last_step": self.last_step,
+        }  # fmt: skip
+        if self.has_moved and self.spans is not None:
+            state["runs"] = _runs_of(self.spans)
+        return state
+
+    @staticmethod
+    def from_state(state: dict[str, int | str]) -> _Population:
+        check_state(state, str(state["kind"]), ("num_steps", "first_step", "last_step"))
+        population = _Population(
+            int(state["num_steps"]), int(state["first_step"]), int(state["last_step"])
+        )
+        if "runs" in state:
+            runs = np.array([run.split("+") for run in str(state["runs"]).split()], np.int64)
+            population.spans = Spans.laid_out(runs[:, 0], runs[:, 1])
+            population.has_moved = True
+        return population
+
+
+def _runs_of(spans: Spans) -> str:
+    """The selected steps as ``first+length`` of each stretch without a gap."""
+    stop = spans.start + spans.length
+    begins = np.flatnonzero(np.concatenate([[True], spans.start[1:] != stop[:-1]]))
+    length = np.add.reduceat(spans.length, begins)
+    return " ".join(f"{a}+{n}" for a, n in zip(spans.start[begins], length, strict=True))

@@ -1,0 +1,219 @@
+"""What a step is made of: the fields of a store, their shapes, dtypes and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from expstore.errors import FieldNotFoundError, FormatError, SchemaError
+
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "bfloat16"),
+)
+LAYOUTS = ("auto", "mapped")
+FLAGS = ("terminated", "truncated")
+RESERVED = ("done", "episode", "next", "has_next")
+MAX_DEPTH = 32  # of nested names: deeper ones are a mistake, and paths have a length limit
+MAX_NAME_BYTES = 200  # of one part of a name; file systems allow 255, temporary names need some
+MAX_STEP_BYTES = 1 << 31
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named quantity of a step.
+
+    Attributes:
+        shape: of one step's value; `()` is a scalar, which is not the same as `(1,)`.
+        dtype: a name out of `DTYPES`; `bfloat16` is stored as the 16 bits it consists of.
+        layout: how its column lies on disk, "auto" until the first commit decides.
+        has_next: whether its values after the last step of an episode are stored, too.
+
+    >>> Field(shape=(17,), dtype="float32").step_bytes
+    68
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str = "auto"
+    has_next: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise SchemaError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype}")
+        if self.layout not in LAYOUTS:
+            raise SchemaError(f"layout must be one of {', '.join(LAYOUTS)}, got {self.layout!r}")
+        if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in self.shape):
+            raise SchemaError(
+                f"shape must be a tuple of positive integers, got {self.shape}; "
+                "leave out a field that has no elements"
+            )
+        if self.step_bytes > MAX_STEP_BYTES:
+            raise SchemaError(f"one step must take at most 2 GiB, shape {self.shape} takes more")
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """The numpy dtype of the column on disk and in `Store.read`; uint16 for bfloat16."""
+        return np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype).newbyteorder("<")
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of one step's value."""
+        num_bytes = self.stored_dtype.itemsize
+        for size in self.shape:
+            num_bytes *= size  # Python integers: numpy's product would overflow silently
+        return num_bytes
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The fields of a store by name, nested names written with `/`.
+
+    >>> schema = Schema({"observation": Field((3,), "float32"), "action": Field((), "int64")})
+    >>> list(schema.fields)
+    ['observation', 'action']
+    """
+
+    fields: Mapping[str, Field] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.fields:
+            check_name(name)
+        check_nesting(self.fields)
+        # What an episode may bring one more row of is an observation; see `Episode`.
+        fields = {
+            name: replace(f, has_next=True) if is_observation(name) else f
+            for name, f in self.fields.items()
+        }
+        object.__setattr__(self, "fields", fields)
+
+    def __getitem__(self, name: str) -> Field:
+        try:
+            return self.fields[name]
+        except KeyError:
+            raise FieldNotFoundError(unknown_field(name, self.fields)) from None
+
+    @property
+    def next_fields(self) -> tuple[str, ...]:
+        """Names of the fields whose exceptions are stored under `next/`."""
+        return tuple(name for name, f in self.fields.items() if f.has_next)
+
+    def to_json(self) -> dict[str, Any]:
+        """The form in the root's attributes; `from_json` is its inverse."""
+        return {
+            "fields": {
+                name: {
+                    "shape": list(f.shape),
+                    "dtype": f.dtype,
+                    "layout": f.layout,
+                    "next": f.has_next,
+                }
+                for name, f in self.fields.items()
+            }
+        }
+
+    @staticmethod
+    def from_json(document: Any) -> Schema:
+        """Read what `to_json` made; anything else is a `FormatError`."""
+        try:
+            return Schema(
+                {
+                    name: Field(tuple(f["shape"]), f["dtype"], f["layout"], bool(f["next"]))
+                    for name, f in document["fields"].items()
+                }
+            )
+        except (KeyError, TypeError, AttributeError, SchemaError) as error:
+            raise FormatError(
+                f"the schema in the root's attributes is not valid: {error}"
+            ) from error
+
+    @staticmethod
+    def from_spaces(
+        observation_space: Any, action_space: Any, *, reward_dtype: str = "float64"
+    ) -> Schema:
+        """The schema of an environment: observation, action, reward and both flags.
+
+        Args:
+            observation_space: a gymnasium space: Box, Discrete, MultiDiscrete, MultiBinary,
+                or Dict and Tuple of such; members of a Tuple are named "0", "1", ...
+            action_space: likewise.
+            reward_dtype: gymnasium rewards are Python floats, so `float64` by default.
+
+        Raises:
+            SchemaError: a space of another kind; the text names where it stands.
+        """
+        fields = dict(_space_fields("observation", observation_space))
+        fields.update(_space_fields("action", action_space))
+        fields["reward"] = Field((), reward_dtype)
+        fields.update({flag: Field((), "bool") for flag in FLAGS})
+        return Schema(fields)
+
+
+def is_observation(name: str) -> bool:
+    """Whether a field is `observation` or lies under it."""
+    return name == "observation" or name.startswith("observation/")
+
+
+def check_name(name: Any) -> None:
+    """Refuse what cannot be a field: reserved, or not a safe relative path."""
+    if not isinstance(name, str):
+        raise SchemaError(f"field names must be strings, got {name!r}")
+    parts = name.split("/")
+    if parts[0] in RESERVED or parts[0].startswith("next_"):
+        raise SchemaError(
+            f"field {name!r} has a reserved name ({', '.join(RESERVED)} and next_* are the "
+            "store's own); rename it"
+        )
+    if len(parts) > MAX_DEPTH:
+        raise SchemaError(f"field {name[:80]!r}... is nested deeper than {MAX_DEPTH} levels")
+    for part in parts:
+        _check_part(name, part)
+
+
+def _check_part(name: str, part: str) -> None:
+    try:
+        num_bytes = len(part.encode())
+    except UnicodeEncodeError:
+        raise SchemaError(f"field {name!r} is not valid Unicode; rename it") from None
+    unsafe = part in ("", ".", "..", "zarr.json") or part.startswith("__")
+    if unsafe or any(ord(c) < 32 or c in "\\\x7f" for c in part):
+        raise SchemaError(
+            f"field {name!r} has the part {part!r}, which cannot be a file name here; rename it"
+        )
+    if num_bytes > MAX_NAME_BYTES:
+        raise SchemaError(f"field {name[:80]!r}... has a part longer than {MAX_NAME_BYTES} bytes")
+
+
+def check_nesting(names: Mapping[str, Any]) -> None:
+    """Refuse a field that lies under another one: an array cannot hold arrays."""
+    for name in names:
+        parts = name.split("/")
+        for depth in range(1, len(parts)):
+            parent = "/".join(parts[:depth])
+            if parent in names:
+                raise SchemaError(f"field {name!r} lies under field {parent!r}; rename one of them")
+
+
+def unknown_field(name: str, fields: Mapping[str, Any]) -> str:
+    """The text for a field that does not exist."""
+    return f"there is no field {name!r}; the store has {', '.join(map(repr, fields)) or 'none yet'}"
+
+
+def _space_fields(name: str, space: Any) -> list[tuple[str, Field]]:
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        members = list(space.spaces.items())
+    elif isinstance(space, spaces.Tuple):
+        members = [(str(i), member) for i, member in enumerate(space.spaces)]
+    elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        return [(name, Field(tuple(space.shape or ()), np.dtype(space.dtype).name))]
+    else:
+        raise SchemaError(
+            f"{name}: spaces of type {type(space).__name__} have no fixed-size field; "
+            "give a schema= with the fields that your policy needs"
+        )
+    return [item for key, member in members for item in _space_fields(f"{name}/{key}", member)]

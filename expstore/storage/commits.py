@@ -1,0 +1,377 @@
+"""The commit: one rename of the root's `zarr.json` publishes everything before it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from expstore.errors import FormatError, NotAStoreError, StoreLockedError
+from expstore.schema import Schema
+from expstore.storage import files
+from expstore.storage.layout import (
+    EPISODE,
+    FORMAT,
+    HISTORY_FILE,
+    HOLDER_FILE,
+    LOCK_FILE,
+    METADATA_FILE,
+    PRIVATE,
+    ROOT_KEY,
+    STEP,
+    TEMPORARY,
+    WRITING_FILE,
+    ArrayLayout,
+    arrays_of,
+    canonical_json,
+    group_metadata,
+    parents,
+)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What one publication contains."""
+
+    number: int
+    time: float  # seconds since 1970, UTC
+    dims: dict[str, tuple[int, int]]  # live range [start, stop) of every dimension
+
+
+@dataclass(frozen=True)
+class Root:
+    """The root's `zarr.json`: everything a reader has to know."""
+
+    store_id: str
+    schema: Schema
+    commit: Commit
+    arrays: dict[str, ArrayLayout] = field(default_factory=dict)
+
+    @staticmethod
+    def new() -> Root:
+        """The root of a store without a schema yet."""
+        dims = {STEP: (0, 0), EPISODE: (0, 0)}
+        return Root(secrets.token_hex(16), Schema(), Commit(0, time.time(), dims))
+
+    def documents(self) -> dict[str, dict[str, Any]]:
+        """The `zarr.json` of every group and array by path; "" is the root."""
+        arrays = {
+            path: layout.metadata(self.commit.dims[layout.dimension][1])
+            for path, layout in self.arrays.items()
+        }
+        groups = parents(arrays)
+        # Sorted, so that the members of a group stand together: zarr-python 3.1 loses others.
+        inside = dict(sorted(({group: group_metadata() for group in groups} | arrays).items()))
+        documents: dict[str, dict[str, Any]] = dict(arrays)
+        for group in groups:
+            prefix = f"{group}/"
+            documents[group] = group_metadata(
+                {p.removeprefix(prefix): d for p, d in inside.items() if p.startswith(prefix)}
+            )
+        documents[""] = self._root_document(inside)
+        return documents
+
+    def _root_document(self, inside: dict[str, Any]) -> dict[str, Any]:
+        document = group_metadata(inside)
+        commit = {
+            "number": self.commit.number,
+            "time": self.commit.time,
+            "dims": {name: list(bounds) for name, bounds in sorted(self.commit.dims.items())},
+        }
+        document["attributes"][ROOT_KEY] = {
+            "format": FORMAT,
+            "store_id": self.store_id,
+            "schema": self.schema.to_json(),
+            "commit": commit,
+        }
+        commit["crc32c"] = files.crc32c(canonical_json(document))
+        return document
+
+
+def read_root(path: Path) -> Root:
+    """Read and check the root of the store at `path`.
+
+    Raises:
+        NotAStoreError: there is no directory, or it is no store.
+        FormatError: made by a newer version, or its checksum does not hold.
+    """
+    try:
+        data = files.read(path / METADATA_FILE)
+    except FileNotFoundError:
+        raise NotAStoreError(_no_store(path)) from None
+    try:
+        document = json.loads(data)
+        ours = document["attributes"][ROOT_KEY]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise NotAStoreError(
+            f"{path} has a {METADATA_FILE}, but not that of an expstore store; give the "
+            "directory that a Writer created"
+        ) from None
+    return _checked_root(path, document, ours)
+
+
+def _checked_root(path: Path, document: dict[str, Any], ours: Any) -> Root:
+    version = ours.get("format") if isinstance(ours, dict) else None
+    if type(version) is not int or version < 1:
+        raise FormatError(f"{path}: the format must be a positive integer, got {version!r}")
+    if version > FORMAT:
+        raise FormatError(
+            f"{path} has format {version}, but this version of expstore reads up to {FORMAT}; "
+            "install a newer expstore"
+        )
+    try:
+        crc = ours["commit"].pop("crc32c")
+        if crc != files.crc32c(canonical_json(document)):
+            raise FormatError(
+                f"{path}/{METADATA_FILE} fails its checksum: it was damaged or edited by hand; "
+                "restore it from a copy"
+            )
+        dims = {name: _checked_range(name, *b) for name, b in ours["commit"]["dims"].items()}
+        commit = Commit(ours["commit"]["number"], ours["commit"]["time"], dims)
+        schema = Schema.from_json(ours["schema"])
+        entries = document["consolidated_metadata"]["metadata"]
+        layouts = {
+            name: _checked_layout(expected, entries[name], dims)
+            for name, expected in arrays_of(schema).items()
+        }
+        return Root(str(ours["store_id"]), schema, commit, layouts)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"{path}/{METADATA_FILE} is not a valid root: {error!r}") from error
+
+
+def _checked_range(name: str, start: Any, stop: Any) -> tuple[int, int]:
+    if type(start) is not int or type(stop) is not int or not 0 <= start <= stop < 1 << 62:
+        raise FormatError(f"the live range of {name!r} is not valid: [{start!r}, {stop!r}]")
+    return start, stop
+
+
+def _checked_layout(
+    expected: ArrayLayout, entry: dict[str, Any], dims: dict[str, tuple[int, int]]
+) -> ArrayLayout:
+    """An array's layout, which may differ from the usual one in its chunks only."""
+    layout = ArrayLayout.of_metadata(expected.path, entry)
+    if replace(layout, chunk_rows=expected.chunk_rows) != expected:
+        raise FormatError(f"array {expected.path!r} does not fit the schema")
+    if entry["shape"][0] != dims[layout.dimension][1]:
+        raise FormatError(f"array {expected.path!r} does not have the length that the commit says")
+    return layout
+
+
+def _no_store(path: Path) -> str:
+    if not path.exists():
+        return f"there is nothing at {path}; a Writer creates a store, expstore ingest fills one"
+    return f"{path} is not an expstore store: it has no {METADATA_FILE}"
+
+
+def publish(path: Path, root: Root, *, durable: bool) -> None:
+    """Make `root` what readers see; all its rows must be durable already.
+
+    The order is the promise: history, then the root (the commit), then everything that
+    readers of single groups and arrays look at, which so can lag behind but never lead.
+    """
+    documents = root.documents()
+    line = _history_line(root.commit)
+    files.append_line(path / HISTORY_FILE, line, durable=durable)
+    files.write_whole(path / METADATA_FILE, _spelled(documents.pop("")), durable=durable)
+    if durable:
+        files.sync_directory(path)
+    write_documents(path, documents, durable=durable)
+
+
+def write_documents(path: Path, documents: dict[str, dict[str, Any]], *, durable: bool) -> None:
+    """Bring the `zarr.json` of groups and arrays up to the root."""
+    stale = {}
+    for name, document in documents.items():
+        target, data = path / name / METADATA_FILE, _spelled(document)
+        if _content(target) != data:
+            stale[target] = data
+    files.together(
+        [lambda t=t, d=d: files.prepare(t, d, durable=durable) for t, d in stale.items()]  # type: ignore[misc]
+    )
+    for target in stale:
+        files.rename(files.temporary(target), target)
+
+
+def documents_on_disk(path: Path, root: Root) -> Iterator[tuple[str, Any]]:
+    """The `zarr.json` of every group and array as it is now; a FormatError for a broken one."""
+    for name in root.documents():
+        try:
+            yield name, json.loads(files.read(path / name / METADATA_FILE))
+        except (FileNotFoundError, ValueError) as error:
+            broken = FormatError(f"{path / name / METADATA_FILE} is missing or no JSON: {error}")
+            yield name, broken
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return files.read(path)
+    except FileNotFoundError:
+        return None
+
+
+def _spelled(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _history_line(commit: Commit) -> bytes:
+    entry = {"number": commit.number, "time": commit.time, "dims": commit.dims}
+    data = canonical_json(entry)
+    return data + b" %08x\n" % files.crc32c(data)
+
+
+def read_history(path: Path) -> list[dict[str, Any]]:
+    """The commits that the history names, oldest first; torn lines are left out."""
+    lines = (_content(path / HISTORY_FILE) or b"").splitlines()
+    return [entry for entry in map(_parsed_line, lines) if entry is not None]
+
+
+def _parsed_line(line: bytes) -> dict[str, Any] | None:
+    data, _, crc = line.rpartition(b" ")
+    if b"%08x" % files.crc32c(data) != crc:
+        return None
+    return dict(json.loads(data))
+
+
+# -- one writer at a time ------------------------------------------------------------------------
+
+
+class WriterLock:
+    """The operating system's lock on a store; it dies with its process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = filelock.FileLock(path / LOCK_FILE, timeout=0, thread_local=False)
+
+    def acquire(self) -> None:
+        """Take the lock and leave our name for the error of the next one who tries.
+
+        Raises:
+            StoreLockedError: names the process that holds it.
+        """
+        try:
+            self._lock.acquire()
+        except filelock.Timeout:
+            raise StoreLockedError(
+                f"{self._path} is being written by {_holder(self._path)}; close that writer first"
+            ) from None
+        except (OSError, NotImplementedError) as error:
+            raise StoreLockedError(
+                f"{self._path} cannot be locked: {error}; write to a local disk, or open with "
+                "lock=False if nothing else writes here"
+            ) from error
+        holder = {"pid": os.getpid(), "host": socket.gethostname()}
+        files.write_whole(self._path / HOLDER_FILE, canonical_json(holder), durable=False)
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def _holder(path: Path) -> str:
+    try:
+        holder = json.loads(files.read(path / HOLDER_FILE))
+        return f"process {holder['pid']} on {holder['host']}"
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+# -- opening for writing -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What opening for writing found and mended."""
+
+    lost_episodes: int = 0  # appended by the last writer, but never committed
+    lost_steps: int = 0
+    removed_files: int = 0
+
+
+def is_free(path: Path) -> bool:
+    """Whether a store can be created here: nothing there, or only what a killed creation left."""
+    if path.exists() and not path.is_dir():
+        return False
+    ours = {PRIVATE, f"{METADATA_FILE}{TEMPORARY}"}
+    return all(entry.name in ours for entry in files.list_directory(path))
+
+
+def note_writing(path: Path, descriptor: int, episodes: int, steps: int) -> None:
+    """Write down how much was appended so far, so that a later opening can say what was lost."""
+    text = b'{"episodes":%d,"steps":%d}' % (episodes, steps)
+    files.pwrite(descriptor, text.ljust(64), 0, path / WRITING_FILE)
+
+
+def recover(path: Path, root: Root, *, durable: bool) -> Recovery:
+    """Finish what the last writer left half done; committed data is never touched."""
+    lost = _lost(path, root)
+    _cut_history(path, root.commit.number)
+    removed = _remove_strays(path, root)
+    documents = root.documents()
+    del documents[""]
+    for name in documents:
+        files.make_directory(path / name)
+    write_documents(path, documents, durable=durable)
+    return Recovery(*lost, removed)
+
+
+def _lost(path: Path, root: Root) -> tuple[int, int]:
+    try:
+        noted = json.loads(files.read(path / WRITING_FILE))
+        episodes, steps = int(noted["episodes"]), int(noted["steps"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return 0, 0
+    dims = root.commit.dims
+    return max(0, episodes - dims[EPISODE][1]), max(0, steps - dims[STEP][1])
+
+
+def _cut_history(path: Path, newest: int) -> None:
+    """Drop torn lines and those of commits that were never published."""
+    data = _content(path / HISTORY_FILE) or b""
+    kept = 0
+    for line in data.splitlines(keepends=True):
+        entry = _parsed_line(line.removesuffix(b"\n")) if line.endswith(b"\n") else None
+        if entry is None or entry["number"] > newest:
+            break
+        kept += len(line)
+    if kept < len(data):
+        files.shorten(path / HISTORY_FILE, kept)
+
+
+def _remove_strays(path: Path, root: Root) -> int:
+    """Remove half-made files, and chunk files that hold no live row of the commit."""
+    strays = [e.path for e in files.list_directory(path) if e.name.endswith(TEMPORARY)]
+    strays += [e.path for e in files.list_directory(path / PRIVATE) if e.name.endswith(TEMPORARY)]
+    for top in ("steps", "next", "episodes"):
+        strays += _strays_below(path, top, root)
+    for stray in strays:
+        files.unlink(Path(stray))
+    return len(strays)
+
+
+def _strays_below(path: Path, name: str, root: Root) -> list[str]:
+    strays = []
+    layout = root.arrays.get(name)
+    live = _live_chunks(layout, root) if layout else set()
+    for entry in files.list_directory(path / name):
+        if entry.is_dir(follow_symlinks=False):
+            strays += _strays_below(path, f"{name}/{entry.name}", root)
+        elif entry.name.endswith(TEMPORARY) or (
+            entry.name.startswith("c.") and f"{name}/{entry.name}" not in live
+        ):
+            strays.append(entry.path)
+    return strays
+
+
+def _live_chunks(layout: ArrayLayout, root: Root) -> set[str]:
+    start, stop = root.commit.dims[layout.dimension]
+    chunks = range(start // layout.chunk_rows, -(-stop // layout.chunk_rows))
+    return {layout.chunk_path(chunk) for chunk in chunks}

@@ -1,0 +1,232 @@
+"""The format's constants: names, version, chunk rules, and each array's Zarr metadata.
+
+`docs/format.md` is the prose to this module.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from expstore.episode import END_REASONS
+from expstore.errors import FormatError
+from expstore.schema import Field, Schema
+
+FORMAT = 1
+ROOT_KEY = "expstore"  # in the root group's attributes
+METADATA_FILE = "zarr.json"
+PRIVATE = "__expstore"  # Zarr tools ignore names that begin with two underscores
+LOCK_FILE = f"{PRIVATE}/lock"
+HOLDER_FILE = f"{PRIVATE}/holder"
+HISTORY_FILE = f"{PRIVATE}/commits"
+WRITING_FILE = f"{PRIVATE}/writing"
+TEMPORARY = ".partial"  # suffix of files that are not yet what their name says
+
+PAGE_BYTES = 4096  # a chunk is a multiple of it, so that files can be mapped one after another
+MAX_CHUNK_STEPS = 65_536
+MAX_CHUNK_BYTES = 32 << 20
+LARGE_STEP_BYTES = 64 << 10  # from here on a chunk may be larger: fewer files, fewer maps
+MAX_LARGE_CHUNK_BYTES = 256 << 20
+MANY_CHUNKS = 256  # with a size hint, chunks grow until a column has about as many
+
+STEP = "step"
+EPISODE = "episode"
+METADATA_VALUES = "episode/metadata/values"
+NO_SEED = -1
+
+
+@dataclass(frozen=True)
+class ArrayLayout:
+    """One Zarr array of the store: where it lies, what a row is and how rows are chunked."""
+
+    path: str  # below the root, such as "steps/observation/image"
+    dimension: str  # name of the first dimension; its live range stands in the commit's dims
+    row_shape: tuple[int, ...]
+    dtype: np.dtype[Any]  # little endian
+    chunk_rows: int
+    axis_names: tuple[str, ...] = ()  # of the row's own dimensions
+    attributes: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.row_shape) * self.dtype.itemsize
+
+    @property
+    def chunk_bytes(self) -> int:
+        return self.chunk_rows * self.row_bytes
+
+    def chunk_path(self, chunk: int) -> str:
+        """The file of a chunk, below the root."""
+        return f"{self.path}/c.{'.'.join([str(chunk), *['0'] * len(self.row_shape)])}"
+
+    def metadata(self, num_rows: int) -> dict[str, Any]:
+        """The array's `zarr.json` when it has this many rows."""
+        codec: dict[str, Any] = {"name": "bytes"}
+        if self.dtype.itemsize > 1:
+            codec["configuration"] = {"endian": "little"}
+        return {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": [num_rows, *self.row_shape],
+            "data_type": self.dtype.name,
+            "chunk_grid": {
+                "name": "regular",
+                "configuration": {"chunk_shape": [self.chunk_rows, *self.row_shape]},
+            },
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+            "fill_value": False if self.dtype.kind == "b" else 0,
+            "codecs": [codec],
+            "attributes": dict(self.attributes),
+            "dimension_names": [self.dimension, *self.axis_names],
+            "storage_transformers": [],
+        }
+
+    @staticmethod
+    def of_metadata(path: str, document: Mapping[str, Any]) -> ArrayLayout:
+        """Read what `metadata` made; anything else is a `FormatError`."""
+        try:
+            shape, chunk = document["shape"], document["chunk_grid"]["configuration"]["chunk_shape"]
+            dtype = np.dtype(document["data_type"]).newbyteorder("<")
+            names = document["dimension_names"]
+            sizes = [*shape, *chunk]
+            codecs = [codec["name"] for codec in document["codecs"]]
+            valid = (
+                all(type(size) is int and 0 <= size < 1 << 62 for size in sizes)
+                and chunk[0] >= 1
+                and chunk[1:] == shape[1:]
+                and len(names) == len(shape)
+                and dtype.kind in "biuf"
+                and codecs == ["bytes"]
+            )
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise FormatError(f"the metadata of array {path!r} is not valid: {error!r}") from error
+        if not valid:
+            raise FormatError(f"array {path!r} is not laid out as format {FORMAT} says")
+        return ArrayLayout(
+            path,
+            names[0],
+            tuple(shape[1:]),
+            dtype,
+            chunk[0],
+            tuple(names[1:]),
+            tuple(document.get("attributes", {}).items()),
+        )
+
+
+def chunk_rows(row_bytes: int, most: int = MAX_CHUNK_STEPS) -> int:
+    """Rows of a chunk: a power of two whose bytes are a multiple of the page, if there is one.
+
+    Args:
+        most: rows that a chunk should not exceed, unless it takes more to fill pages.
+    """
+    limit = MAX_LARGE_CHUNK_BYTES if row_bytes >= LARGE_STEP_BYTES else MAX_CHUNK_BYTES
+    rows = 1
+    while rows * 2 <= most and rows * 2 * row_bytes <= limit:
+        rows *= 2
+    paged = max(rows, PAGE_BYTES // (row_bytes & -row_bytes))
+    return paged if paged * row_bytes <= limit else rows
+
+
+def most_rows(chunk_steps: int | None, expected_steps: int | None) -> int:
+    """How many rows a chunk may have, from what the creator of the store said."""
+    if chunk_steps is not None:
+        return chunk_steps
+    hinted = 1 << ((expected_steps or 0) // MANY_CHUNKS).bit_length()
+    return max(MAX_CHUNK_STEPS, hinted)
+
+
+def fits_pages(layout: ArrayLayout, page_bytes: int) -> bool:
+    """Whether the chunk files can be mapped one after the other without a gap."""
+    return layout.chunk_bytes % page_bytes == 0
+
+
+def arrays_of(schema: Schema, most: int = MAX_CHUNK_STEPS) -> dict[str, ArrayLayout]:
+    """Every array of a store with this schema by path; `most` bounds chunks of step columns."""
+    if not schema.fields:
+        return {}
+    arrays = [*_step_arrays(schema, most), *_next_arrays(schema), *_episode_arrays(schema)]
+    return {array.path: array for array in arrays}
+
+
+def _step_arrays(schema: Schema, most: int) -> Iterator[ArrayLayout]:
+    for name, f in schema.fields.items():
+        rows, axes, notes = chunk_rows(f.step_bytes, most), _axis_names(name, f), _attributes(f)
+        yield ArrayLayout(f"steps/{name}", STEP, f.shape, f.stored_dtype, rows, axes, notes)
+    yield ArrayLayout("steps/done", STEP, (), np.dtype("bool"), chunk_rows(1, most))
+    yield ArrayLayout("steps/episode", STEP, (), np.dtype("<i8"), chunk_rows(8, most))
+
+
+def _next_arrays(schema: Schema) -> Iterator[ArrayLayout]:
+    for name in schema.next_fields:
+        f, group = schema[name], f"next/{name}"
+        rows, axes, notes = chunk_rows(f.step_bytes), _axis_names(name, f), _attributes(f)
+        yield ArrayLayout(f"{group}/step", group, (), np.dtype("<i8"), chunk_rows(8))
+        yield ArrayLayout(f"{group}/present", group, (), np.dtype("bool"), chunk_rows(1))
+        yield ArrayLayout(f"{group}/value", group, f.shape, f.stored_dtype, rows, axes, notes)
+
+
+def _episode_arrays(schema: Schema) -> list[ArrayLayout]:
+    def column(
+        name: str, dtype: str, shape: tuple[int, ...] = (), **attributes: Any
+    ) -> ArrayLayout:
+        stored = np.dtype(dtype)
+        axes = tuple(f"reward[{axis + 1}]" for axis in range(len(shape)))
+        row_bytes = stored.itemsize * math.prod(shape)
+        return ArrayLayout(f"episodes/{name}", EPISODE, shape, stored, chunk_rows(row_bytes),
+                           axes, tuple(attributes.items()))  # fmt: skip
+
+    arrays = [
+        column("start", "<i8"),
+        column("length", "<i8"),
+        column("end_reason", "u1", names=list(END_REASONS)),
+        column("seed", "<i8", missing=NO_SEED),
+        column("index_crc32c", "<u4"),
+        column("metadata/end", "<i8"),
+        ArrayLayout("episodes/metadata/values", METADATA_VALUES, (), np.dtype("u1"), chunk_rows(1)),
+    ]
+    if "reward" in schema.fields:
+        arrays.append(column("return", "<f8", schema["reward"].shape))
+    return arrays + [column(f"crc32c/{name}", "<u4") for name in schema.fields]
+
+
+def _axis_names(name: str, field: Field) -> tuple[str, ...]:
+    """Dimension names of a step's own axes; xarray needs all of them, and unique ones."""
+    return tuple(f"{name}[{axis + 1}]" for axis in range(len(field.shape)))
+
+
+def _attributes(field: Field) -> tuple[tuple[str, Any], ...]:
+    return (("dtype", "bfloat16"),) if field.dtype == "bfloat16" else ()
+
+
+def group_metadata(children: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A group's `zarr.json`, with the metadata of what it holds inside."""
+    return {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": {},
+        "consolidated_metadata": {
+            "kind": "inline",
+            "must_understand": False,
+            "metadata": dict(children or {}),
+        },
+    }
+
+
+def parents(paths: Iterable[str]) -> list[str]:
+    """All groups above the given arrays, outermost first, each once."""
+    groups: dict[str, None] = {}
+    for path in paths:
+        parts = path.split("/")
+        for depth in range(1, len(parts)):
+            groups["/".join(parts[:depth])] = None
+    return sorted(groups)
+
+
+def canonical_json(document: Any) -> bytes:
+    """The one spelling of a document that checksums cover."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()

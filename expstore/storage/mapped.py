@@ -1,0 +1,123 @@
+"""Uncompressed columns: rows appended by `pwrite`, read through maps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expstore.errors import DamagedError
+from expstore.storage import files
+from expstore.storage.layout import ArrayLayout
+
+WRITE_BYTES = 256 << 10  # rows are collected up to this size before they are written
+DIRECT_BYTES = 64 << 10  # rows of at least this size are written from the caller's array
+
+
+class MappedAppender:
+    """Appends rows to one array; what it wrote counts only once a commit says so."""
+
+    def __init__(self, root: Path, layout: ArrayLayout, num_rows: int) -> None:
+        self.root = root
+        self.layout = layout
+        self.num_rows = num_rows  # appended, whether written or still collected
+        self._written = num_rows
+        self._pending: list[NDArray[Any]] = []
+        self._pending_bytes = 0
+        self._chunk = -1  # whose file is open
+        self._descriptor = -1
+        self._unsynced: dict[int, Path] = {}  # descriptor -> file
+        self._new_files = False
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """Add rows (n, *row_shape) of the array's dtype; the caller may reuse them at once."""
+        if rows.nbytes >= DIRECT_BYTES:
+            self.flush()
+            self._write(rows)
+            self._written += len(rows)
+        else:
+            self._pending.append(rows.copy())
+            self._pending_bytes += rows.nbytes
+            if self._pending_bytes >= WRITE_BYTES:
+                self.flush()
+        self.num_rows += len(rows)
+
+    def flush(self) -> None:
+        """Hand all rows to the operating system; nothing is synced."""
+        if self._pending:
+            rows = np.concatenate(self._pending)
+            self._write(rows)
+            self._written += len(rows)
+            self._pending, self._pending_bytes = [], 0
+
+    def rewind(self, num_rows: int) -> None:
+        """Forget the rows from `num_rows` on; written ones are written over by the next."""
+        if num_rows <= self._written:
+            self._pending, self._written = [], num_rows
+        else:
+            kept = np.concatenate(self._pending)[: num_rows - self._written]
+            self._pending = [kept]
+        self._pending_bytes = sum(rows.nbytes for rows in self._pending)
+        self.num_rows = num_rows
+
+    def syncs(self) -> list[Any]:
+        """The calls that make the written rows durable, to be run side by side."""
+        calls: list[Any] = [
+            lambda descriptor=descriptor, path=path: files.sync(descriptor, path)
+            for descriptor, path in self._unsynced.items()
+        ]
+        if self._new_files:
+            calls.append(lambda: files.sync_directory(self.root / self.layout.path))
+        return calls
+
+    def synced(self) -> None:
+        """Forget what had to be synced, after all of `syncs` succeeded or need not be."""
+        for descriptor in self._unsynced:
+            if descriptor != self._descriptor:
+                files.close(descriptor)
+        self._unsynced, self._new_files = {}, False
+
+    def close(self) -> None:
+        """Close all files; rows that were not flushed are dropped."""
+        for descriptor in {self._descriptor, *self._unsynced} - {-1}:
+            files.close(descriptor)
+        self._descriptor, self._chunk, self._unsynced = -1, -1, {}
+
+    def _write(self, rows: NDArray[Any]) -> None:
+        row = self._written
+        done = 0
+        while done < len(rows):
+            chunk, offset = divmod(row + done, self.layout.chunk_rows)
+            count = min(len(rows) - done, self.layout.chunk_rows - offset)
+            self._open(chunk)
+            path = self.root / self.layout.chunk_path(chunk)
+            part = rows[done : done + count].reshape(-1).view(np.uint8)
+            files.pwrite(self._descriptor, part, offset * self.layout.row_bytes, path)
+            self._unsynced[self._descriptor] = path
+            done += count
+
+    def _open(self, chunk: int) -> None:
+        if chunk == self._chunk:
+            return
+        path = self.root / self.layout.chunk_path(chunk)
+        size = files.size(path)
+        if size is None:
+            self._create(path)
+        elif size != self.layout.chunk_bytes:
+            raise DamagedError(
+                f"{path} must have {self.layout.chunk_bytes} bytes, got {size}; run expstore verify"
+            )
+        descriptor = files.open_for_writing(path)
+        if self._descriptor >= 0 and self._descriptor not in self._unsynced:
+            files.close(self._descriptor)
+        self._chunk, self._descriptor = chunk, descriptor
+
+    def _create(self, path: Path) -> None:
+        # Sized before it gets its name: other readers fail on a chunk of any other size.
+        partial = files.temporary(path)
+        with files.opened(files.create(partial)) as descriptor:
+            files.set_size(descriptor, self.layout.chunk_bytes, path)
+        files.rename(partial, path)
+        self._new_files = True

@@ -1,0 +1,201 @@
+"""Chunk files as one ndarray: all files of a column in one range of addresses.
+
+Where that is impossible (chunks that are no multiple of the page, no `MAP_FIXED`, too many maps
+in the process) the same class reads file by file.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import weakref
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expstore.errors import DamagedError, StorageError
+from expstore.storage import files
+from expstore.storage.layout import ArrayLayout, fits_pages
+
+MAX_MAPS = 30_000  # of the 65,530 that a Linux process may hold
+CHUNKS_KEPT = 64  # files mapped at once by a column that is read file by file
+RESERVED_BYTES = 64 << 30  # least address space of a column, so that it can grow in place
+
+
+class MappedColumn:
+    """The chunk files of one array, shared by all snapshots of a store in this process."""
+
+    def __init__(self, root: Path, layout: ArrayLayout) -> None:
+        self.root = root
+        self.layout = layout
+        self._lock = threading.Lock()
+        self._in_place = files.can_map_in_place() and fits_pages(layout, mmap.PAGESIZE)
+        self._range: _Range | None = None
+        self._chunks: OrderedDict[int, NDArray[Any]] = OrderedDict()
+
+    def whole(self, start: int, stop: int) -> NDArray[Any] | None:
+        """An array indexed by absolute row of which rows `start` to `stop` may be read.
+
+        Returns:
+            None where the column has to be read file by file.
+        """
+        current = self._range
+        if current is not None and current.start <= start and stop <= current.stop:
+            return current.array
+        if not self._in_place:
+            return None
+        with self._lock:
+            return self._extended(start, stop)
+
+    def take(
+        self, rows: NDArray[np.int64], out: NDArray[Any], start: int, stop: int
+    ) -> NDArray[Any]:
+        """Copy rows, all within `start` to `stop`, in any order into `out`."""
+        array = self.whole(start, stop)
+        if array is not None:
+            # Without mode="clip" numpy copies into a buffer first: four times slower.
+            return np.take(array, rows, axis=0, out=out, mode="clip")
+        chunks = rows // self.layout.chunk_rows
+        for chunk in np.unique(chunks).tolist():
+            here = chunks == chunk
+            out[here] = self._chunk(chunk)[rows[here] - chunk * self.layout.chunk_rows]
+        return out
+
+    def slice(self, first: int, last: int, start: int, stop: int) -> NDArray[Any]:
+        """Rows `first` to `last`, where possible without a copy."""
+        array = self.whole(start, stop)
+        if array is not None:
+            return array[first:last]
+        rows = self.layout.chunk_rows
+        parts = [
+            self._chunk(chunk)[max(0, first - chunk * rows) : last - chunk * rows]
+            for chunk in range(first // rows, -(-last // rows))
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return (
+            np.concatenate(parts)
+            if parts
+            else np.empty((0, *self.layout.row_shape), self.layout.dtype)
+        )
+
+    def _extended(self, start: int, stop: int) -> NDArray[Any] | None:
+        rows = self.layout.chunk_rows
+        first, last = start // rows, -(-stop // rows)
+        current = self._range
+        if current is None or not current.has_room(first, last):
+            current = _Range.reserve(self.layout, first, last)
+        if current is None or not current.place(self.root, first, last):
+            self._in_place = False  # no address space or too many maps: from now on by file
+            return None
+        self._range = current
+        return current.array
+
+    def _chunk(self, chunk: int) -> NDArray[Any]:
+        with self._lock:
+            if chunk in self._chunks:
+                self._chunks.move_to_end(chunk)
+                return self._chunks[chunk]
+            path = checked_file(self.root, self.layout, chunk)
+            array = files.map_file(path).view(self.layout.dtype)
+            array = array.reshape(-1, *self.layout.row_shape)
+            self._chunks[chunk] = array
+            if len(self._chunks) > CHUNKS_KEPT:
+                self._chunks.popitem(last=False)
+            return array
+
+
+class _Range:
+    """Some consecutive chunks of a column in one mapping, and what is still reserved."""
+
+    num_maps = 0  # of all ranges in this process
+
+    def __init__(self, layout: ArrayLayout, first: int, room: int) -> None:
+        self.layout = layout
+        self.room = range(first, first + room)  # chunks that have a place
+        self.first = self.last = first  # chunks that are mapped
+        self.mapping = files.Mapping(room * layout.chunk_bytes)
+        shape = (self.room.stop * layout.chunk_rows, *layout.row_shape)
+        self.array = self.mapping.array(layout.dtype, shape, first * layout.chunk_bytes)
+        self._count = [0]
+        weakref.finalize(self, _uncount, self._count)
+
+    @staticmethod
+    def reserve(layout: ArrayLayout, first: int, last: int) -> _Range | None:
+        """Addresses for the chunks and as many again, at least 64 GiB; None if there are none."""
+        room = max(2 * (last - first), RESERVED_BYTES // layout.chunk_bytes, 1)
+        try:
+            return _Range(layout, first, room)
+        except OSError:
+            return None
+
+    @property
+    def start(self) -> int:
+        return self.first * self.layout.chunk_rows
+
+    @property
+    def stop(self) -> int:
+        return self.last * self.layout.chunk_rows
+
+    def has_room(self, first: int, last: int) -> bool:
+        return self.room.start <= first and last <= self.room.stop
+
+    def place(self, root: Path, first: int, last: int) -> bool:
+        """Map the chunks that are not mapped yet; False when the process has too many maps."""
+        missing = [*range(first, min(self.first, last)), *range(max(self.last, first), last)]
+        if _Range.num_maps + len(missing) > MAX_MAPS:
+            return False
+        for chunk in missing:
+            path = checked_file(root, self.layout, chunk)
+            offset = (chunk - self.room.start) * self.layout.chunk_bytes
+            try:
+                self.mapping.place(path, offset, self.layout.chunk_bytes)
+            except StorageError as error:
+                if error.errno == 12:  # ENOMEM: others in this process took the maps
+                    return False
+                raise
+            self._count[0] += 1
+            _Range.num_maps += 1
+        empty = self.first == self.last
+        self.first = first if empty else min(self.first, first)
+        self.last = last if empty else max(self.last, last)
+        return True
+
+
+def _uncount(count: list[int]) -> None:
+    _Range.num_maps -= count[0]
+
+
+def checked_file(root: Path, layout: ArrayLayout, chunk: int) -> Path:
+    """The file of a chunk, which must be there and have exactly the chunk's size.
+
+    A shorter file would kill the process with SIGBUS once it is read through a map.
+    """
+    path = root / layout.chunk_path(chunk)
+    size = files.size(path)
+    if size is None:
+        raise DamagedError(
+            f"{path} is missing, but the commit counts rows in it; run expstore verify"
+        )
+    if size != layout.chunk_bytes:
+        raise DamagedError(
+            f"{path} must have {layout.chunk_bytes} bytes, got {size}; run expstore verify"
+        )
+    return path
+
+
+_columns: weakref.WeakValueDictionary[tuple[str, str, str, int], MappedColumn] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def shared_column(root: Path, store_id: str, layout: ArrayLayout) -> MappedColumn:
+    """The column of this store that all its snapshots in this process read."""
+    key = (str(root), store_id, layout.path, layout.chunk_rows)
+    column = _columns.get(key)
+    if column is None:
+        column = _columns[key] = MappedColumn(root, layout)
+    return column

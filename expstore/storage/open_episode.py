@@ -1,0 +1,88 @@
+"""An episode on its way to disk: rows, next values and checksums, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expstore.episode import END_REASONS
+from expstore.schema import Schema
+from expstore.storage import files
+from expstore.storage.episodes import IndexRow
+from expstore.storage.following import NextWriter, combined_checksum
+from expstore.storage.mapped import MappedAppender
+
+
+class OpenEpisode:
+    """Appends the rows of one episode; it counts only once the index has its row."""
+
+    def __init__(
+        self, schema: Schema, appenders: Mapping[str, MappedAppender], start: int, number: int
+    ) -> None:
+        self.schema = schema
+        self.start = start
+        self.length = 0
+        self._number = number
+        self._appenders = appenders
+        self._checksums = dict.fromkeys(schema.fields, 0)
+        self._last: dict[str, NDArray[Any]] = {}  # field -> newest row
+        self._returned: NDArray[np.float64] | None = None
+        if "reward" in schema.fields:
+            self._returned = np.zeros(schema["reward"].shape)
+        self._next = {
+            name: NextWriter(
+                appenders[f"next/{name}/step"],
+                appenders[f"next/{name}/present"],
+                appenders[f"next/{name}/value"],
+            )
+            for name in schema.next_fields
+        }
+
+    def extend(
+        self, columns: Mapping[str, NDArray[Any]], following: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Append a block of rows (n, *shape) of every field, checked before."""
+        first = self.start + self.length
+        for name, rows in columns.items():
+            self._appenders[f"steps/{name}"].append(rows)
+            self._checksums[name] = files.crc32c(rows, self._checksums[name])
+            if name in self._next:
+                self._next[name].extend(self.start, first, rows, following.get(name))
+                self._last[name] = rows[-1].copy()
+        num_rows = len(next(iter(columns.values())))
+        if self._returned is not None:
+            rewards = _as_float64(columns["reward"], self.schema["reward"].dtype)
+            self._returned = self._returned + rewards.sum(axis=0)
+        self._appenders["steps/episode"].append(np.full(num_rows, self._number, "<i8"))
+        self.length += num_rows
+
+    def finish(
+        self,
+        final: Mapping[str, NDArray[Any]],
+        end_reason: str,
+        seed: int,
+        metadata: bytes,
+    ) -> IndexRow:
+        """Append what only the end tells; returns the row for the index."""
+        # Flags before the last step are false by definition, so they are written only now.
+        done = np.zeros(self.length, bool)
+        done[-1] = True
+        self._appenders["steps/done"].append(done)
+        last = self.start + self.length - 1
+        for name, writer in self._next.items():
+            writer.finish(self.start, last, final.get(name), self._last[name])
+        checksums = {
+            name: combined_checksum(crc, self._next[name].checksum if name in self._next else None)
+            for name, crc in self._checksums.items()
+        }
+        reason = END_REASONS.index(end_reason)
+        return IndexRow(self.start, self.length, reason, seed, self._returned, checksums, metadata)
+
+
+def _as_float64(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
+    if dtype == "bfloat16":
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float64)

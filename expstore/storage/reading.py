@@ -1,0 +1,150 @@
+"""Any steps of any columns of one store directory, as of one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expstore.errors import FieldNotFoundError
+from expstore.schema import Field, Schema, unknown_field
+from expstore.spans import Spans
+from expstore.storage import files
+from expstore.storage.commits import Root, read_root
+from expstore.storage.episodes import EpisodeIndex
+from expstore.storage.following import Column, NextReader, next_readers
+from expstore.storage.layout import EPISODE, METADATA_FILE, STEP
+from expstore.storage.mapping import shared_column
+
+STRIDE = 1 << 40  # in a union, store k's steps and episodes are numbered from k * STRIDE on
+DERIVED = {
+    "done": Field((), "bool", "mapped"),
+    "episode": Field((), "int64", "mapped"),
+    "has_next": Field((), "bool", "mapped"),
+}
+
+
+class Snapshot:
+    """A store directory at a commit: numbers and maps, no rows in memory."""
+
+    def __init__(self, path: Path, root: Root, version: tuple[int, int, int] | None = None) -> None:
+        self.path = path
+        self.root = root
+        self.version = version  # of the root file it was read from
+        self.columns: dict[str, Column] = {
+            name: shared_column(path, root.store_id, layout) for name, layout in root.arrays.items()
+        }
+        dims = root.commit.dims
+        self.first_step, self.stop_step = dims[STEP]
+        self.first_episode, self.stop_episode = dims[EPISODE]
+        self.index = EpisodeIndex(self.columns, dims, list(root.schema.fields))
+
+    @staticmethod
+    def of(path: Path) -> Snapshot:
+        """The newest commit of the store at `path`."""
+        # The version is taken first: a commit in between makes `is_newest` say no, never yes.
+        try:
+            version = files.version(path / METADATA_FILE)
+        except OSError:
+            version = None  # read_root explains
+        return Snapshot(path, read_root(path), version)
+
+    def is_newest(self) -> bool:
+        """Whether no commit was published since; costs one `stat`."""
+        try:
+            return self.version == files.version(self.path / METADATA_FILE)
+        except OSError:
+            return False
+
+    @property
+    def schema(self) -> Schema:
+        return self.root.schema
+
+    @cached_property
+    def following(self) -> dict[str, NextReader]:
+        """The exceptions of each field that has next values."""
+        return next_readers(self.columns, self.root.commit.dims, self.schema.next_fields)
+
+    def spans(self, episodes: NDArray[np.int64] | None = None) -> Spans:
+        """The given episodes (numbers, ascending) as spans of this store's own step numbers."""
+        start, length = self.index.column("start"), self.index.column("length")
+        if episodes is not None:
+            at = episodes - self.first_episode
+            return Spans.laid_out(start[at], length[at])
+        first = start if not self.first_step else start - self.first_step
+        return Spans(start, first, length, np.array([0, self.stop_step - self.first_step]))
+
+    def take(self, name: str, steps: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Read one field at live steps (n,) in any order into `out` (n, *shape)."""
+        if name == "has_next":
+            self._take_has_next(steps, out)
+        elif name.startswith("next_"):
+            self._take_next(name.removeprefix("next_"), steps, out)
+        else:
+            self._column(name).take(steps, out, self.first_step, self.stop_step)
+
+    def rows(self, name: str, first: int, last: int) -> NDArray[Any]:
+        """Consecutive rows of a stored field, where possible without a copy."""
+        return self._column(name).slice(first, last, self.first_step, self.stop_step)
+
+    def _column(self, name: str) -> Column:
+        return self.columns[f"steps/{name}"]
+
+    def _take_next(self, name: str, steps: NDArray[np.int64], out: NDArray[Any]) -> None:
+        after = np.minimum(steps + 1, self.stop_step - 1)
+        self._column(name).take(after, out, self.first_step, self.stop_step)
+        if name in self.following:
+            self.following[name].correct(steps, out)
+        else:
+            out[self._done(steps)] = 0
+
+    def _take_has_next(self, steps: NDArray[np.int64], out: NDArray[Any]) -> None:
+        readers = self.following.values()
+        out[...] = True if readers else ~self._done(steps)
+        for reader in readers:
+            out &= reader.has_next(steps)
+
+    def _done(self, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
+        done = np.empty(len(steps), bool)
+        self.take("done", steps, done)
+        return done
+
+
+def resolve(schema: Schema, names: Iterable[str] | None) -> dict[str, Field]:
+    """The fields that the given names stand for, in order.
+
+    Args:
+        names: fields, groups of fields (`observation` for everything under it), `next_` of
+            either, `done`, `episode`, `has_next`; None for every field of the schema.
+
+    Raises:
+        FieldNotFoundError: a name that stands for nothing.
+    """
+    if names is None:
+        return dict(schema.fields)
+    if isinstance(names, str):
+        names = (names,)
+    found: dict[str, Field] = {}
+    for name in names:
+        found.update(_resolve_one(schema, name))
+    return found
+
+
+def _resolve_one(schema: Schema, name: str) -> dict[str, Field]:
+    if name in DERIVED:
+        return {name: DERIVED[name]}
+    prefix = "next_" if name.startswith("next_") else ""
+    wanted = name.removeprefix(prefix)
+    found = {
+        f"{prefix}{known}": replace(f, has_next=False)
+        for known, f in schema.fields.items()
+        if known == wanted or known.startswith(f"{wanted}/")
+    }
+    if not found:
+        raise FieldNotFoundError(unknown_field(name, {**schema.fields, **DERIVED}))
+    return found

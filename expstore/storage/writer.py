@@ -1,0 +1,453 @@
+"""Writer: whole episodes appended, published by commits."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from numpy.typing import NDArray
+
+from expstore.episode import Columns, Episode, encode_metadata
+from expstore.errors import SchemaError, WriterStateError
+from expstore.schema import LAYOUTS, Schema
+from expstore.storage import files
+from expstore.storage.commits import (
+    Commit,
+    Recovery,
+    Root,
+    WriterLock,
+    is_free,
+    note_writing,
+    publish,
+    read_root,
+    recover,
+)
+from expstore.storage.episodes import IndexRow
+from expstore.storage.layout import (
+    EPISODE,
+    METADATA_FILE,
+    METADATA_VALUES,
+    NO_SEED,
+    PRIVATE,
+    STEP,
+    WRITING_FILE,
+    arrays_of,
+    most_rows,
+    parents,
+)
+from expstore.storage.mapped import MappedAppender
+from expstore.storage.open_episode import OpenEpisode
+from expstore.storage.store import absolute
+from expstore.storage.streaming import EpisodeStream
+
+
+class Writer:
+    """Appends episodes to a store, which it creates if there is none.
+
+    One writer at a time holds a store's lock; readers need none. An appended episode is
+    visible to readers after the next commit: one is made in `append` when
+    `commit_interval_s` has passed since the last one, by `commit()`, and at the end of the
+    block, also when an exception ends it.
+
+    Args:
+        path: the store's directory.
+        schema: fields, shapes and dtypes; by default the first episode decides.
+        layout: "auto" or "mapped", for all fields or as {field: layout}.
+        cast: allow casts that lose nothing (float32 to float64); `casts` counts them.
+        chunk_steps: steps per file, a power of two; by default by the size of a step. Small
+            steps get more, so that a file fills whole pages.
+        expected_steps: a size hint: with 10**8 steps or more to come, files are made larger.
+        commit_interval_s: seconds between commits made by `append`.
+        durable: sync before publishing, so that a commit survives a power cut. Without, it
+            survives a kill of the process only.
+        lock: False to write without the lock, where the file system has none.
+
+    Raises:
+        StoreLockedError: another writer is open.
+        NotAStoreError: the directory holds something else.
+        FormatError: the store was made by a newer version.
+        SchemaError: `schema` differs from that of the store.
+        StorageError: the directory cannot be written.
+
+    Example:
+        >>> import numpy as np, tempfile, expstore
+        >>> path = tempfile.mkdtemp() + "/demo.exp"
+        >>> with expstore.Writer(path) as writer:
+        ...     writer.append({"observation": np.zeros((4, 2)), "reward": np.ones(3)}, policy="a")
+        0
+        >>> expstore.open(path).num_steps
+        3
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        schema: Schema | None = None,
+        layout: str | Mapping[str, str] = "auto",
+        cast: bool = False,
+        chunk_steps: int | None = None,
+        expected_steps: int | None = None,
+        commit_interval_s: float = 5.0,
+        durable: bool = True,
+        lock: bool = True,
+    ) -> None:
+        _check_sizes(chunk_steps, expected_steps, commit_interval_s)
+        self.path = absolute(path)
+        self.casts: dict[str, int] = {}  # field -> rows that were cast
+        self._cast = cast
+        self._layout = layout
+        self._most_rows = most_rows(chunk_steps, expected_steps)
+        self._commit_interval_s = commit_interval_s
+        self._durable = durable
+        self._process = os.getpid()
+        self._broken: str | None = None
+        self._closed = True
+        self._stream: EpisodeStream | None = None
+        self._appenders: dict[str, MappedAppender] = {}
+        self._lock = WriterLock(self.path) if lock else None
+        self._open(schema)
+
+    # -- opening and closing ---------------------------------------------------------------------
+
+    def _open(self, schema: Schema | None) -> None:
+        fresh = not (self.path / METADATA_FILE).exists()
+        if fresh and not is_free(self.path):
+            read_root(self.path)  # raises, and says what is there instead
+        if not fresh:
+            read_root(self.path)  # before anything is touched
+        files.make_directory(self.path / PRIVATE)
+        if self._lock:
+            self._lock.acquire()
+        try:
+            self._start(schema)
+        except BaseException:
+            self._release()
+            raise
+
+    def _start(self, schema: Schema | None) -> None:
+        """With the lock: read or create the root, mend what the last writer left."""
+        self.recovery = Recovery()
+        if (self.path / METADATA_FILE).exists():
+            self._root = read_root(self.path)
+            _check_same_schema(self._root.schema, schema)
+            self.recovery = recover(self.path, self._root, durable=self._durable)
+        else:
+            self._root = Root.new()
+            if self._durable:
+                files.sync_directory(self.path.parent)
+            publish(self.path, self._root, durable=self._durable)
+        self._noted = files.create(self.path / WRITING_FILE)
+        self._adopt(self._root)
+        self._last_commit = time.monotonic()
+        self._closed = False
+        if schema is not None and not self._root.schema.fields:
+            self._define(schema)
+            self.commit()
+
+    def _adopt(self, root: Root) -> None:
+        """Continue after what `root` has committed."""
+        self._release_appenders()
+        self.schema = root.schema
+        self._arrays = dict(root.arrays)
+        self._counts = {name: stop for name, (_, stop) in root.commit.dims.items()}
+        self._appenders = {
+            path: MappedAppender(self.path, layout, self._counts[layout.dimension])
+            for path, layout in self._arrays.items()
+        }
+        self._note()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Commit what was appended and give the lock back; an open episode is dropped."""
+        if self._closed:
+            return
+        try:
+            if os.getpid() == self._process and self._broken is None:
+                if self._stream is not None:
+                    self._stream.discard()
+                self.commit()
+        finally:
+            self._closed = True
+            self._release_appenders()
+            files.close(self._noted)
+            self._release()
+
+    def _release_appenders(self) -> None:
+        for appender in self._appenders.values():
+            appender.close()
+        self._appenders = {}
+
+    def _release(self) -> None:
+        if self._lock and os.getpid() == self._process:
+            self._lock.release()
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    @property
+    def num_steps(self) -> int:
+        """Steps committed or appended so far."""
+        return self._counts[STEP]
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes committed or appended so far."""
+        return self._counts[EPISODE]
+
+    def append(
+        self, data: Mapping[str, Any], *, end_reason: str | None = None, **metadata: Any
+    ) -> int:
+        """Append one whole episode.
+
+        Args:
+            data: fields, nested as you like, each with one row per step (T, *shape): numpy
+                arrays, torch tensors or lists. T is the length of `action`, else of `reward`,
+                else of a flag, else of the shortest field. `observation` may have T + 1 rows,
+                the last being the final observation; `next_<field>` may be given instead.
+                The arrays may be reused at once.
+            end_reason: "terminated", "truncated", "cut" or "incomplete"; by default from the
+                flags, else "cut".
+            **metadata: any JSON; `seed`, where it is a non-negative integer, gets a column.
+
+        Returns:
+            The number of the episode.
+
+        Raises:
+            SchemaError: the episode does not fit; nothing was written.
+            StorageError: the system refused to write; the episode is not in the store.
+        """
+        self._check_ready("append")
+        where = f"in episode {self.num_episodes}"
+        columns = Columns.of(data, where)
+        schema = self.schema if self.schema.fields else self._with_layout(columns.schema())
+        casts: dict[str, int] | None = {} if self._cast else None
+        episode = Episode.fit(columns, schema, where, end_reason, casts)
+        seed, text = _split_seed(metadata, where)
+        if not self.schema.fields:
+            self._define(schema)
+        self._undone_on_error(lambda: self._write(episode, seed, text))
+        for name, count in (casts or {}).items():
+            self.casts[name] = self.casts.get(name, 0) + count
+        self._commit_if_due()
+        return self.num_episodes - 1
+
+    def episode(self, *, end_reason: str | None = None, **metadata: Any) -> EpisodeStream:
+        """A block that appends one episode step by step, for those that do not fit in memory.
+
+        Rows go to disk as they come and are invisible until the block ends; an exception in
+        it, or `discard()`, drops the episode. One episode is open at a time, and nothing else
+        can be appended meanwhile.
+
+        Args:
+            end_reason: as in `append`.
+            **metadata: as in `append`.
+        """
+        self._check_ready("open an episode")
+        where = f"in episode {self.num_episodes}"
+        seed, text = _split_seed(metadata, where)
+
+        def end(episode: OpenEpisode, final: Mapping[str, NDArray[Any]], reason: str) -> None:
+            self._stream = None
+            self._undone_on_error(lambda: self._finish(episode, final, reason, seed, text))
+            self._commit_if_due()
+
+        def drop() -> None:
+            self._stream = None
+            self._rewind()
+
+        self._stream = EpisodeStream(self._begin, end, drop, end_reason, where)
+        return self._stream
+
+    def commit(self) -> int:
+        """Publish what was appended; returns the number of the newest commit.
+
+        Raises:
+            StorageError: the system refused. If rows could not be written, free some space
+                and call it again; if they could not be synced or published, nobody knows what
+                is on disk: the writer refuses to go on, and opening the store again finds
+                exactly its last commit.
+        """
+        self._check_open()
+        dims = {
+            name: (self._root.commit.dims.get(name, (0, 0))[0], stop)
+            for name, stop in self._counts.items()
+        }
+        if dims == self._root.commit.dims and self._root.schema == self.schema:
+            return self._root.commit.number
+        for appender in self._appenders.values():
+            appender.flush()
+        self._broken = "a commit was interrupted"
+        if self._durable:
+            files.together(call for a in self._appenders.values() for call in a.syncs())
+        for appender in self._appenders.values():
+            appender.synced()
+        commit = Commit(self._root.commit.number + 1, time.time(), dims)
+        root = Root(self._root.store_id, self.schema, commit, self._arrays)
+        publish(self.path, root, durable=self._durable)
+        self._root, self._broken = root, None
+        self._last_commit = time.monotonic()
+        return commit.number
+
+    def discard(self) -> None:
+        """Throw away what was appended since the last commit."""
+        self._check_ready("discard")
+        self._adopt(self._root)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _define(self, schema: Schema) -> None:
+        """Create the arrays; they are published with the next commit."""
+        schema = self._with_layout(schema)
+        arrays = arrays_of(schema, self._most_rows)
+        for path in arrays:
+            files.make_directory(self.path / path)
+        if self._durable:
+            groups = [self.path / group for group in ("", *parents(arrays))]
+            files.together([lambda g=g: files.sync_directory(g) for g in groups])  # type: ignore[misc]
+        self.schema, self._arrays = schema, arrays
+        self._appenders = {p: MappedAppender(self.path, a, 0) for p, a in arrays.items()}
+        self._counts.update({a.dimension: 0 for a in arrays.values()})
+
+    def _with_layout(self, schema: Schema) -> Schema:
+        """The schema with the layouts asked for, "auto" decided."""
+        asked = self._layout
+        if isinstance(asked, Mapping):
+            for name in asked:
+                schema[name]  # raises for a field that does not exist
+        chosen = {
+            name: asked.get(name, "auto") if isinstance(asked, Mapping) else asked
+            for name in schema.fields
+        }
+        for name, layout in chosen.items():
+            if layout not in LAYOUTS:
+                raise SchemaError(
+                    f"layout of field {name!r} must be one of {', '.join(LAYOUTS)}, got {layout!r}"
+                )
+        return Schema({n: replace(f, layout="mapped") for n, f in schema.fields.items()})
+
+    def _begin(self, schema: Schema | None) -> OpenEpisode:
+        if schema is not None and not self.schema.fields:
+            self._define(schema)
+        return OpenEpisode(self.schema, self._appenders, self.num_steps, self.num_episodes)
+
+    def _write(self, episode: Episode, seed: int, metadata: bytes) -> None:
+        writing = self._begin(None)
+        writing.extend(episode.columns, episode.following)
+        self._finish(writing, episode.final, episode.end_reason, seed, metadata)
+
+    def _finish(
+        self,
+        episode: OpenEpisode,
+        final: Mapping[str, NDArray[Any]],
+        end_reason: str,
+        seed: int,
+        metadata: bytes,
+    ) -> None:
+        row: IndexRow = episode.finish(final, end_reason, seed, metadata)
+        metadata_end = self._counts[METADATA_VALUES] + len(metadata)
+        for path, value in row.columns(metadata_end).items():
+            self._appenders[path].append(value)
+        # From here on the episode counts.
+        self._counts = {
+            layout.dimension: self._appenders[path].num_rows
+            for path, layout in self._arrays.items()
+        }
+        self._note()
+
+    def _undone_on_error(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except BaseException:
+            self._rewind()
+            raise
+
+    def _rewind(self) -> None:
+        """Forget rows that belong to no whole episode, and a schema that only they defined."""
+        if not self.num_episodes and not self._root.schema.fields:
+            self._adopt(self._root)
+        for path, appender in self._appenders.items():
+            appender.rewind(self._counts[self._arrays[path].dimension])
+
+    def _note(self) -> None:
+        note_writing(self.path, self._noted, self.num_episodes, self.num_steps)
+
+    def _commit_if_due(self) -> None:
+        if time.monotonic() - self._last_commit >= self._commit_interval_s:
+            self.commit()
+
+    def _check_ready(self, what: str) -> None:
+        self._check_open()
+        if self._stream is not None:
+            raise WriterStateError(
+                f"cannot {what} while an episode is open; end or discard that one first"
+            )
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._process:
+            raise WriterStateError(
+                f"the writer of {self.path} belongs to process {self._process}; a forked child "
+                "cannot write: give it a store of its own"
+            )
+        if self._closed:
+            raise WriterStateError(f"the writer of {self.path} is closed; open a new one")
+        if self._broken is not None:
+            raise WriterStateError(
+                f"{self._broken} at {self.path}, so what is on disk is not known; close this "
+                "writer and open a new one, which finds the last commit"
+            )
+
+
+def _split_seed(metadata: dict[str, Any], where: str) -> tuple[int, bytes]:
+    """The seed's column and the JSON of the rest; a seed that is no such number stays in it."""
+    seed = metadata.get("seed")
+    plain: Any = seed
+    if seed is not None and getattr(seed, "ndim", None) == 0:
+        plain = seed.item()
+    if type(plain) is int and 0 <= plain < 1 << 63:
+        metadata = {key: value for key, value in metadata.items() if key != "seed"}
+    else:
+        plain = NO_SEED
+        metadata = {k: v for k, v in metadata.items() if k != "seed" or v is not None}
+    return plain, encode_metadata(metadata, where)
+
+
+def _check_same_schema(ours: Schema, asked: Schema | None) -> None:
+    if asked is None or not ours.fields:
+        return
+    for name in {**ours.fields, **asked.fields}:
+        kept, wanted = (
+            (f.shape, f.dtype) if (f := schema.fields.get(name)) else "missing"
+            for schema in (ours, asked)
+        )
+        if kept != wanted:
+            raise SchemaError(
+                f"field {name!r} is {kept} in the store and {wanted} in the given schema; leave "
+                "schema= out to append to this store, or write to a new one"
+            )
+
+
+def _check_sizes(
+    chunk_steps: int | None, expected_steps: int | None, commit_interval_s: float
+) -> None:
+    if chunk_steps is not None and (
+        not isinstance(chunk_steps, int) or chunk_steps < 1 or chunk_steps & (chunk_steps - 1)
+    ):
+        raise SchemaError(f"chunk_steps must be a power of two, got {chunk_steps!r}")
+    if expected_steps is not None and expected_steps < 0:
+        raise SchemaError(f"expected_steps must be >= 0, got {expected_steps}")
+    if not commit_interval_s >= 0:
+        raise SchemaError(f"commit_interval_s must be >= 0, got {commit_interval_s}")
