@@ -17,24 +17,54 @@ from expstore.storage.store import open_store as open
 from expstore.storage.writer import Writer
 
 if TYPE_CHECKING:
-    from expstore.sampling.sequence import Sequence
+    from expstore.loading.batch import Batch as Batch
+    from expstore.loading.dataset import SequenceDataset as SequenceDataset
+    from expstore.loading.dataset import sequence_loader as sequence_loader
+    from expstore.loading.replay import Replay as Replay
+    from expstore.loading.units import Step as Step
+    from expstore.sampling.ring import Ring as Ring
+    from expstore.sampling.sequence import Sequence as Sequence
+    from expstore.sampling.sequence import SequenceConfig as SequenceConfig
+    from expstore.sampling.uniform import Uniform as Uniform
+    from expstore.sampling.uniform import WithoutReplacement as WithoutReplacement
+    from expstore.storage.maintain import verify as verify
 
 __version__ = "0.1.0"
 
 # Loaded when first asked for: they bring torch, numba or optional packages with them.
 _LAZY = {
+    "Batch": "expstore.loading.batch",
+    "Replay": "expstore.loading.replay",
+    "Ring": "expstore.sampling.ring",
     "Sequence": "expstore.sampling.sequence",
+    "SequenceConfig": "expstore.sampling.sequence",
+    "SequenceDataset": "expstore.loading.dataset",
+    "Step": "expstore.loading.units",
+    "Uniform": "expstore.sampling.uniform",
+    "WithoutReplacement": "expstore.sampling.uniform",
+    "sequence_loader": "expstore.loading.dataset",
+    "verify": "expstore.storage.maintain",
 }
 
 __all__ = [
+    "Batch",
     "ExpstoreError",
     "Field",
+    "Replay",
+    "Ring",
     "Schema",
     "Sequence",
+    "SequenceConfig",
+    "SequenceDataset",
+    "Step",
     "Store",
+    "Uniform",
+    "WithoutReplacement",
     "Writer",
     "errors",
     "open",
+    "sequence_loader",
+    "verify",
 ]
 
 

@@ -45,17 +45,16 @@ def reduce_priorities(
     ([3, 7], [2.0, 1.0])
     """
     _check_shapes(anchor_index, priority, valid)
-    values = _per_record(priority.reshape(valid.size, -1), reduction)
-    keep = np.asarray(valid, np.bool_).reshape(-1)
-    anchors = anchor_index.reshape(valid.size, -1)[keep]
-    values = values[keep]
+    keep = np.asarray(valid, np.bool_)
+    has_coordinates = anchor_index.ndim > keep.ndim
+    anchors = anchor_index[keep] if has_coordinates else anchor_index[keep][:, None]
+    values = _per_record(priority[keep], reduction)
     order = np.lexsort(anchors.T[::-1])
     anchors, values = anchors[order], values[order]
     is_first = np.ones(len(anchors), np.bool_)
     is_first[1:] = (anchors[1:] != anchors[:-1]).any(axis=1)
     first = np.flatnonzero(is_first)
     largest = np.maximum.reduceat(values, first) if len(first) else values
-    has_coordinates = anchor_index.ndim > valid.ndim
     return anchors[first] if has_coordinates else anchors[first, 0], largest
 
 
@@ -82,7 +81,8 @@ def _per_record(priority: NDArray[Any], reduction: str) -> NDArray[Any]:
     }  # fmt: skip
     if reduction not in reductions:
         raise SchemaError(f"reduction must be one of {sorted(reductions)}, got {reduction!r}")
-    return np.asarray(reductions[reduction](priority, axis=1))
+    num_values = int(np.prod(priority.shape[1:]))
+    return np.asarray(reductions[reduction](priority.reshape(len(priority), num_values), axis=1))
 
 
 def _lower_median(values: NDArray[Any], axis: int) -> NDArray[Any]:

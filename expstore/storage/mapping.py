@@ -57,7 +57,7 @@ class MappedColumn:
         array = self.whole(start, stop)
         if array is not None:
             # Without mode="clip" numpy copies into a buffer first: four times slower.
-            return np.take(array, rows, axis=0, out=out, mode="clip")
+            return array.take(rows, axis=0, out=out, mode="clip")
         chunks = rows // self.layout.chunk_rows
         for chunk in np.unique(chunks).tolist():
             here = chunks == chunk

@@ -1,0 +1,177 @@
+"""Sources of episodes: what every format offers, and how a path is recognised by its content."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from expstore.errors import SourceError
+
+# name -> module, which has a `FORMAT`; the most particular first, as the first that fits is taken.
+FORMATS = {
+    "npz": "expstore.formats.npz",
+}
+
+
+@dataclass(frozen=True)
+class SourceEpisode:
+    """One episode as its source has it, in the alignment that `Writer.append` takes.
+
+    Attributes:
+        key: what the episode is called in its source, unique there: a file name or a number.
+        data: fields, nested or not, as in `Writer.append`; not written to after it was given.
+        end_reason: where the source says more than the flags do.
+        metadata: what the source knows of this episode; `seed` gets a column.
+        provenance: where it was found, such as size and hash of its file.
+    """
+
+    key: int | str
+    data: Mapping[str, Any]
+    end_reason: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a store has of a source already."""
+
+    keys: frozenset[int | str] = frozenset()
+    num_steps: int = 0
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self.keys)
+
+
+NOTHING = Imported()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A part of a source that is not in the store, and why."""
+
+    key: str
+    reason: str
+
+
+@dataclass
+class Account:
+    """What a source read, left out and changed so far."""
+
+    num_steps: int = 0  # read, those of the unfinished episode included
+    dropped_steps: dict[str, int] = field(default_factory=dict)  # reason -> steps
+    skipped_episodes: dict[str, int] = field(default_factory=dict)  # reason -> episodes
+    failures: list[Failure] = field(default_factory=list)
+    dtype_changes: dict[str, str] = field(default_factory=dict)  # field -> "int32 to int64"
+    listener: Callable[[], None] = lambda: None  # called now and then while steps are read
+
+    def drop(self, steps: int, reason: str) -> None:
+        """Rows that do not reach the store."""
+        self.dropped_steps[reason] = self.dropped_steps.get(reason, 0) + steps
+
+    def skip(self, reason: str) -> None:
+        """An episode in which there is nothing to store."""
+        self.skipped_episodes[reason] = self.skipped_episodes.get(reason, 0) + 1
+
+    def fail(self, key: int | str, reason: str) -> None:
+        """A part that cannot be read, or does not fit; the import goes on after it."""
+        self.failures.append(Failure(str(key), reason))
+
+    def advance(self, steps: int) -> None:
+        """Steps were read; whoever shows the progress hears of it."""
+        self.num_steps += steps
+        self.listener()
+
+
+class Source(Protocol):
+    """Where episodes come from: a file, a directory, an environment.
+
+    Attributes:
+        name: tells this source from every other one; kept with each episode, so that a later
+            run knows what a store has of it already.
+        boundary_rule: in words, what ends an episode here.
+        account: what was read, left out and changed so far.
+    """
+
+    name: str
+    boundary_rule: str
+    account: Account
+
+    @property
+    def num_episodes(self) -> int | None:
+        """How many there are in all, those already imported included; None if nobody knows."""
+        ...
+
+    @property
+    def num_steps(self) -> int | None:
+        """Likewise for steps."""
+        ...
+
+    def describe(self) -> str:
+        """One line for people: what it is and how much there is."""
+        ...
+
+    def episodes(self, imported: Imported = NOTHING) -> Iterator[SourceEpisode]:
+        """The episodes that are not imported yet, in the source's order.
+
+        What cannot be read is reported to the account and left out.
+
+        Raises:
+            SourceError: nothing more can be read.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of files and environments."""
+        ...
+
+
+@dataclass(frozen=True)
+class Format:
+    """One foreign format, as its module offers it by the name `FORMAT`."""
+
+    name: str  # as in --format
+    looks_for: str  # what `sniff` wants to see, to complete "looked for ..."
+    sniff: Callable[[Path], bool]  # by content, never by a file's name alone; quick
+    open: Callable[[Path], Source]
+
+
+def open_source(path: str | os.PathLike[str], format: str | None = None) -> Source:
+    """Open a file or directory in a known format.
+
+    Args:
+        path: what to read.
+        format: a name out of `FORMATS`; by default the content decides.
+
+    Raises:
+        SourceError: there is nothing, it is of no known format, or `format` is unknown.
+        MissingExtraError: the format needs an optional package.
+    """
+    path = Path(os.path.abspath(path))
+    if not path.exists():
+        raise SourceError(f"there is nothing at {path} to import")
+    if format is not None:
+        return format_named(format).open(path)
+    known = [format_named(name) for name in FORMATS]
+    for candidate in known:
+        if candidate.sniff(path):
+            return candidate.open(path)
+    looked_for = "; ".join(f"{f.looks_for} ({f.name})" for f in known)
+    raise SourceError(
+        f"{path} is of no format that is known here; looked for {looked_for}. If it is one of "
+        "them all the same, name it with --format"
+    )
+
+
+def format_named(name: str) -> Format:
+    """The format of that name; its module is imported only now."""
+    if name not in FORMATS:
+        raise SourceError(f"format must be one of {', '.join(FORMATS)}, got {name!r}")
+    found = importlib.import_module(FORMATS[name]).FORMAT
+    assert isinstance(found, Format), name
+    return found

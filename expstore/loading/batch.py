@@ -1,0 +1,93 @@
+"""Batch: tensors by field, nested as recorded, and what is known about each of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from expstore.errors import FieldNotFoundError
+from expstore.schema import unknown_field
+
+
+class Info(dict[str, torch.Tensor]):
+    """What describes the rows of a batch; entries are attributes, too.
+
+    Shapes are (B, W) for windows and (B,) for single steps.
+
+    Attributes:
+        index: int64, step number of each row.
+        anchor_index: int64, step number of the anchor the row belongs to.
+        validity_mask: bool, the row is a step of the window; others repeat the nearest one.
+        learning_mask: bool, the row lies in the learning region; padded rows, too.
+        sequence_id: int64, 0 to B - 1.
+        step_in_sequence: int64, 0 to W - 1.
+        weight: float32, importance weight of the anchor; 1 for uniform sampling.
+    """
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        try:
+            return self[name]
+        except KeyError:
+            known = ", ".join(self)
+            raise AttributeError(f"a batch has no info {name!r}; it has {known}") from None
+
+
+class Batch(Mapping[str, Any]):
+    """One batch: `batch["observation"]` is a tensor (B, W, *shape), or (B, *shape) for steps.
+
+    Nested fields are read as `batch["observation"]["image"]` and `batch["observation/image"]`.
+    The tensors are the caller's to keep and to change.
+
+    >>> batch = Batch({"a/b": torch.zeros(2, 3), "c": torch.ones(2)}, Info())
+    >>> batch["a"]["b"].shape, list(batch)
+    (torch.Size([2, 3]), ['a', 'c'])
+    """
+
+    def __init__(self, fields: dict[str, torch.Tensor], info: Info) -> None:
+        self.fields = fields  # by full name
+        self.info = info
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.fields:
+            return self.fields[name]
+        prefix = f"{name}/"
+        members = {
+            full.removeprefix(prefix): tensor
+            for full, tensor in self.fields.items()
+            if full.startswith(prefix)
+        }
+        if not members:
+            raise FieldNotFoundError(unknown_field(name, self.fields))
+        return Batch(members, self.info)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name.split("/")[0] for name in self.fields))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    @property
+    def batch_size(self) -> int:
+        """B, the number of anchors."""
+        return len(next(iter((*self.fields.values(), *self.info.values())), ()))
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """A batch of what `function` makes of each tensor, info included."""
+        return Batch(
+            {name: function(tensor) for name, tensor in self.fields.items()},
+            Info({name: function(tensor) for name, tensor in self.info.items()}),
+        )
+
+    def to(self, device: str | torch.device, *, non_blocking: bool = False) -> Batch:
+        """The batch on another device."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Batch:
+        """The batch in page-locked memory; a DataLoader calls it."""
+        return self.map(lambda tensor: tensor.pin_memory())
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{n}: {tuple(t.shape)} {t.dtype}" for n, t in self.fields.items())
+        return f"Batch({fields})"
