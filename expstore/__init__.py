@@ -17,6 +17,7 @@ from expstore.storage.store import open_store as open
 from expstore.storage.writer import Writer
 
 if TYPE_CHECKING:
+    from expstore.ingesting import ingest_from as ingest_from
     from expstore.loading.batch import Batch as Batch
     from expstore.loading.dataset import SequenceDataset as SequenceDataset
     from expstore.loading.dataset import sequence_loader as sequence_loader
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from expstore.sampling.uniform import Uniform as Uniform
     from expstore.sampling.uniform import WithoutReplacement as WithoutReplacement
     from expstore.storage.maintain import verify as verify
+    from expstore.summary import inspect as inspect
 
 __version__ = "0.1.0"
 
@@ -42,6 +44,8 @@ _LAZY = {
     "Step": "expstore.loading.units",
     "Uniform": "expstore.sampling.uniform",
     "WithoutReplacement": "expstore.sampling.uniform",
+    "ingest_from": "expstore.ingesting",
+    "inspect": "expstore.summary",
     "sequence_loader": "expstore.loading.dataset",
     "verify": "expstore.storage.maintain",
 }
@@ -62,6 +66,8 @@ __all__ = [
     "WithoutReplacement",
     "Writer",
     "errors",
+    "ingest_from",
+    "inspect",
     "open",
     "sequence_loader",
     "verify",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expstore.errors import SchemaError
-from expstore.schema import FLAGS, Field, Schema, check_name, check_nesting, is_observation
+from expstore.schema import (
+    FLAGS,
+    Field,
+    Schema,
+    check_name,
+    check_nesting,
+    described,
+    is_observation,
+)
 
 END_REASONS = ("terminated", "truncated", "cut", "incomplete")
 INDEX_COLUMNS = ("start", "length", "end_reason", "return", "number", "metadata")
@@ -28,24 +36,42 @@ class Columns:
     num_steps: int  # T
 
     @staticmethod
-    def of(data: Mapping[str, Any], where: str) -> Columns:
+    def of(data: Mapping[str, Any], where: str, known: Container[str] = ()) -> Columns:
         """Flatten and convert; lengths are checked here, since only they say what T is.
+
+        Args:
+            known: fields of the store; see `flatten`.
 
         Raises:
             SchemaError: names the field and `where` ("in episode 12").
         """
+        return Columns._of(flatten(data, where, known), where, one_step=False)
+
+    @staticmethod
+    def of_step(flat: Mapping[str, Any], where: str) -> Columns:
+        """A flat step, whose values have no step axis, as columns of one row."""
+        return Columns._of(flat, where, one_step=True)
+
+    @staticmethod
+    def _of(flat: Mapping[str, Any], where: str, *, one_step: bool) -> Columns:
         arrays: dict[str, NDArray[Any]] = {}
         dtypes: dict[str, str] = {}
-        for name, value in flatten(data).items():
-            arrays[name], dtypes[name] = to_array(value, f"field {name!r} {where}")
+        for name, value in flat.items():
+            array, dtypes[name] = to_array(value, f"field {name!r} {where}")
+            arrays[name] = array[None] if one_step else array
+            if not arrays[name].ndim:
+                raise SchemaError(
+                    f"field {name!r} {where} must have one row per step, got a single value; "
+                    "give a list or an array"
+                )
         following = {
             name.removeprefix("next_"): arrays.pop(name)
             for name in list(arrays)
             if name.startswith("next_")
         }
         for name in (*arrays, *following):
-            check_name(name)
-        check_nesting(arrays)
+            check_name(name, where)
+        check_nesting(arrays, where)
         num_steps = _num_steps(arrays, where)
         final = {}
         for name in arrays:
@@ -55,23 +81,27 @@ class Columns:
         for name, values in following.items():
             if len(values) != num_steps:
                 raise SchemaError(
-                    f"field 'next_{name}' must have {num_steps} rows {where}, got {len(values)}"
-                )
-            if name in final and values[-1].tobytes() != final[name].tobytes():
-                raise SchemaError(
-                    f"field {name!r} {where} has {num_steps + 1} rows and the last differs from "
-                    f"the last row of 'next_{name}'; give one of them"
+                    f"field 'next_{name}' must have {num_steps} rows {where}, got {len(values)}; "
+                    "all columns of an episode have one row per step"
                 )
         return Columns(arrays, dtypes, following, final, num_steps)
 
-    def schema(self) -> Schema:
+    def schema(self, where: str) -> Schema:
         """The schema that this episode defines when it is the first of its store."""
         for name in self.following:
             if name not in self.arrays:
-                raise SchemaError(f"field 'next_{name}' has no field {name!r} to be the next of")
+                raise SchemaError(
+                    f"field 'next_{name}' {where} has no field {name!r} to be the next of; "
+                    "give that one, too"
+                )
         return Schema(
             {
-                name: Field(array.shape[1:], self.dtypes[name], has_next=name in self.following)
+                name: described(
+                    f"field {name!r} {where}",
+                    array.shape[1:],
+                    self.dtypes[name],
+                    has_next=name in self.following,
+                )
                 for name, array in self.arrays.items()
             }
         )
@@ -119,32 +149,53 @@ class Episode:
             name: _fit_field(name, value[None], dtype_of[name], schema[name], *how)[0]
             for name, value in columns.final.items()
         }
+        for name, last in final.items():
+            if name in following and following[name][-1].tobytes() != last.tobytes():
+                raise SchemaError(
+                    f"field {name!r} {where} has {columns.num_steps + 1} rows and the last "
+                    f"differs from the last row of {next_name(name)!r}; give one of them"
+                )
         reason = end_of(fitted, where, end_reason)
         return Episode(fitted, following, final, columns.num_steps, reason)
 
 
-def flatten(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings, and tuples of arrays, as one mapping with names joined by `/`."""
+def flatten(
+    data: Mapping[str, Any], where: str = "in the episode", known: Container[str] = ()
+) -> dict[str, Any]:
+    """Nested mappings, and tuples of arrays, as one mapping with names joined by `/`.
+
+    Args:
+        known: fields of the store; they decide where a tuple may be read either way: as the
+            values of `name/0`, `name/1`, ... or as the rows of `name`.
+    """
     if not isinstance(data, Mapping):
-        raise SchemaError(f"an episode must be a mapping of fields, got {type(data).__name__}")
+        raise SchemaError(
+            f"what comes {where} must be a mapping of fields, got {type(data).__name__}"
+        )
     flat: dict[str, Any] = {}
     stack: list[tuple[str, Any]] = [("", data)]
     while stack:
         prefix, value = stack.pop()
+        name = prefix[:-1]
         if isinstance(value, Mapping):
             members = list(value.items())
-        elif _is_tuple_of_arrays(value):
+        elif isinstance(value, tuple) and _is_nested(value, name.removeprefix("next_"), known):
             members = [(str(i), member) for i, member in enumerate(value)]
         else:
-            if prefix[:-1] in flat:
-                raise SchemaError(f"field {prefix[:-1]!r} is given twice, nested and by its path")
-            flat[prefix[:-1]] = value
+            if name in flat:
+                raise SchemaError(
+                    f"field {name!r} {where} is given twice, nested and by its path; "
+                    "give one of them"
+                )
+            flat[name] = value
             continue
         if len(prefix) > 10_000:
-            raise SchemaError(f"field {prefix[:80]!r}... is nested too deeply")
+            raise SchemaError(f"field {prefix[:80]!r}... {where} is nested too deeply; flatten it")
         for key, member in reversed(members):
             if not isinstance(key, str):
-                raise SchemaError(f"field names must be strings, got {key!r} under {prefix!r}")
+                raise SchemaError(
+                    f"field names must be strings, got {key!r} under {name!r} {where}; rename it"
+                )
             stack.append((f"{prefix}{key}/", member))
     return flat
 
@@ -162,30 +213,64 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_array(value: Any, what: str) -> tuple[NDArray[Any], str]:
-    """An array in little-endian C order and the name of its dtype; bfloat16 as its bits."""
-    if isinstance(value, list) and value and hasattr(value[0], "detach"):
-        rows = [to_array(item[None], what) for item in value]
-        return np.concatenate([row for row, _ in rows]), rows[0][1]
-    if hasattr(value, "detach"):  # a torch tensor, recognised without importing torch
-        value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":
-            return value.contiguous().view(_torch("int16")).numpy().view(np.uint16), "bfloat16"
-        value = value.numpy()
+    """An array in little-endian C order and the name of its dtype; bfloat16 as its bits.
+
+    Raises:
+        SchemaError: begins with `what`; the value is no array of numbers, or would not be the
+            same as one.
+    """
+    if isinstance(value, (list, tuple)) and any(hasattr(item, "detach") for item in value):
+        return _stacked([to_array(item, what) for item in value], what)
     try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise SchemaError(f"{what} cannot be one array: {error}") from error
-    if array.dtype.name == "bfloat16":
-        return np.ascontiguousarray(array).view(np.uint16), "bfloat16"
+        array, dtype = _as_array(value)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise SchemaError(f"{what} cannot be one array: {error}; convert it first") from error
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         raise SchemaError(
             f"{what} must hold booleans, integers or floats of at most 64 bits, got dtype "
             f"{array.dtype}; convert it first"
         )
-    if array.ndim == 0:
-        raise SchemaError(f"{what} must have one row per step, got a single value")
-    array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
+    if isinstance(value, (list, tuple)) and not _is_exact(value, array):
+        raise SchemaError(
+            f"{what} holds integers that dtype {array.dtype} would change; give an array"
+        )
+    return array.astype(array.dtype.newbyteorder("<"), order="C", copy=False), dtype
+
+
+def _as_array(value: Any) -> tuple[NDArray[Any], str]:
+    if hasattr(value, "detach"):  # a torch tensor, recognised without importing torch
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":
+            return value.contiguous().view(_torch("int16")).numpy().view(np.uint16), "bfloat16"
+        value = value.numpy()
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("a masked array has values that are none")
+    array = np.asarray(value)
+    if array.dtype.name == "bfloat16":
+        return array.astype(array.dtype, order="C", copy=False).view(np.uint16), "bfloat16"
     return array, array.dtype.name
+
+
+def _stacked(rows: list[tuple[NDArray[Any], str]], what: str) -> tuple[NDArray[Any], str]:
+    """Rows given one by one; numpy would join different dtypes to a third one."""
+    kinds = {(array.shape, dtype) for array, dtype in rows}
+    if len(kinds) > 1:
+        (one, other) = sorted(kinds, key=str)[:2]
+        raise SchemaError(
+            f"{what} has rows of different shapes or dtypes, such as {one[1]} {one[0]} and "
+            f"{other[1]} {other[0]}; convert them first"
+        )
+    return np.stack([array for array, _ in rows]), rows[0][1]
+
+
+def _is_exact(value: Any, array: NDArray[Any]) -> bool:
+    """Whether integers that stand beside floats, which makes all of them floats, stay the same."""
+    if array.dtype != np.float64:
+        return True
+    large = np.abs(array) >= 2.0**53
+    if not large.any():
+        return True
+    return bool((np.asarray(value, object)[large] == array[large].astype(object)).all())
 
 
 def encode_metadata(metadata: Mapping[str, Any], where: str) -> bytes:
@@ -196,17 +281,18 @@ def encode_metadata(metadata: Mapping[str, Any], where: str) -> bytes:
     try:
         text = json.dumps(_plain(metadata), separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise SchemaError(f"metadata {where} must be JSON: {error}") from error
+        raise SchemaError(
+            f"metadata {where} must be JSON: {error}; convert it or leave it out"
+        ) from error
     return b"" if text == "{}" else text.encode()
 
 
 def end_of(columns: Mapping[str, NDArray[Any]], where: str, end_reason: str | None) -> str:
     """Why the episode ended: from its flags, else as the caller says, else `cut`."""
+    check_end_reason(end_reason, where)
     flagged = [flag for flag in FLAGS if _flag_at_end(columns, flag, where)]
     if end_reason is None:
         return flagged[0] if flagged else "cut"
-    if end_reason not in END_REASONS:
-        raise SchemaError(f"end_reason must be one of {', '.join(END_REASONS)}, got {end_reason!r}")
     contradicts = end_reason in FLAGS and end_reason in columns
     if (flagged and end_reason not in flagged) or (not flagged and contradicts):
         raise SchemaError(
@@ -214,6 +300,14 @@ def end_of(columns: Mapping[str, NDArray[Any]], where: str, end_reason: str | No
             f"({', '.join(flagged) or 'none is true'}); leave it out"
         )
     return end_reason
+
+
+def check_end_reason(end_reason: str | None, where: str) -> None:
+    """Refuse what is no reason; None leaves it to the flags."""
+    if end_reason is not None and end_reason not in END_REASONS:
+        raise SchemaError(
+            f"end_reason {where} must be one of {', '.join(END_REASONS)}, got {end_reason!r}"
+        )
 
 
 def _flag_at_end(columns: Mapping[str, NDArray[Any]], flag: str, where: str) -> bool:
@@ -231,7 +325,7 @@ def _flag_at_end(columns: Mapping[str, NDArray[Any]], flag: str, where: str) -> 
 
 def _num_steps(arrays: Mapping[str, NDArray[Any]], where: str) -> int:
     if not arrays:
-        raise SchemaError(f"there are no fields {where}; an episode needs at least one")
+        raise SchemaError(f"there are no fields {where}; give at least one")
     for lead in ("action", "reward", *FLAGS):
         lengths = [len(a) for name, a in arrays.items() if name.split("/")[0] == lead]
         if lengths:
@@ -240,7 +334,7 @@ def _num_steps(arrays: Mapping[str, NDArray[Any]], where: str) -> int:
     else:
         num_steps = min(len(a) for a in arrays.values())
     if num_steps == 0:
-        raise SchemaError(f"the episode {where} is empty; skip episodes without steps")
+        raise SchemaError(f"there are no steps {where}; skip episodes that are empty")
     return num_steps
 
 
@@ -293,7 +387,7 @@ def _fit_field(
     if dtype == expected.dtype:
         return np.ascontiguousarray(array)
     bits = "bfloat16" in (dtype, expected.dtype)
-    safe = not bits and np.can_cast(array.dtype, expected.stored_dtype, "safe")
+    safe = not bits and _keeps_values(array, expected.stored_dtype)
     if casts is None or not safe:
         hint = "convert it, or open the writer with cast=True" if safe else "convert it"
         raise SchemaError(
@@ -303,17 +397,27 @@ def _fit_field(
     return np.ascontiguousarray(array, expected.stored_dtype)
 
 
+def _keeps_values(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether a cast loses nothing; numpy calls integers to float64 safe, whatever their size."""
+    if not np.can_cast(array.dtype, dtype, "safe"):
+        return False
+    if array.dtype.kind not in "iu" or array.dtype.itemsize < 8 or dtype.kind != "f":
+        return True
+    return not ((array > 2**53) | (array < -(2**53))).any()
+
+
 def next_name(name: str) -> str:
     """`next_observation/image` for the field `observation/image`."""
     return f"next_{name}"
 
 
-def _is_tuple_of_arrays(value: Any) -> bool:
+def _is_nested(value: tuple[Any, ...], name: str, known: Container[str]) -> bool:
     """Whether it is an observation of a Tuple space and not one row per step."""
-    return (
-        isinstance(value, tuple)
-        and len(value) > 0
-        and all(isinstance(v, (Mapping, tuple, np.ndarray)) or hasattr(v, "detach") for v in value)
+    if name in known or f"{name}/0" in known:
+        return name not in known
+    return any(
+        isinstance(v, (Mapping, tuple)) or getattr(v, "ndim", 0) or hasattr(v, "detach")
+        for v in value
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,11 +15,12 @@ DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "bfloat16"),
 )
-LAYOUTS = ("auto", "mapped")
+LAYOUTS = ("auto", "mapped", "coded")
 FLAGS = ("terminated", "truncated")
 RESERVED = ("done", "episode", "next", "has_next")
 MAX_DEPTH = 32  # of nested names: deeper ones are a mistake, and paths have a length limit
-MAX_NAME_BYTES = 200  # of one part of a name; file systems allow 255, temporary names need some
+MAX_PART_BYTES = 200  # of one part of a name; file systems allow 255, temporary names need some
+MAX_NAME_BYTES = 1000  # of a whole name; paths may have 4,096, with that of the store in front
 MAX_STEP_BYTES = 1 << 31
 
 
@@ -42,11 +44,16 @@ class Field:
     has_next: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", _dtype_name(self.dtype))
         if self.dtype not in DTYPES:
             raise SchemaError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype}")
         if self.layout not in LAYOUTS:
             raise SchemaError(f"layout must be one of {', '.join(LAYOUTS)}, got {self.layout!r}")
-        if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in self.shape):
+        try:
+            object.__setattr__(self, "shape", tuple(map(operator.index, self.shape)))
+        except TypeError:
+            raise SchemaError(f"shape must be a tuple of integers, got {self.shape!r}") from None
+        if any(n < 1 for n in self.shape):
             raise SchemaError(
                 f"shape must be a tuple of positive integers, got {self.shape}; "
                 "leave out a field that has no elements"
@@ -157,49 +164,86 @@ def is_observation(name: str) -> bool:
     return name == "observation" or name.startswith("observation/")
 
 
-def check_name(name: Any) -> None:
+def check_name(name: Any, where: str = "") -> None:
     """Refuse what cannot be a field: reserved, or not a safe relative path."""
     if not isinstance(name, str):
-        raise SchemaError(f"field names must be strings, got {name!r}")
+        raise SchemaError(f"field names must be strings, got {name!r}{_at(where)}")
     parts = name.split("/")
     if parts[0] in RESERVED or parts[0].startswith("next_"):
         raise SchemaError(
-            f"field {name!r} has a reserved name ({', '.join(RESERVED)} and next_* are the "
-            "store's own); rename it"
+            f"field {name!r}{_at(where)} has a reserved name ({', '.join(RESERVED)} and next_* "
+            "are the store's own); rename it"
         )
     if len(parts) > MAX_DEPTH:
-        raise SchemaError(f"field {name[:80]!r}... is nested deeper than {MAX_DEPTH} levels")
-    for part in parts:
-        _check_part(name, part)
+        raise SchemaError(
+            f"field {name[:80]!r}...{_at(where)} is nested deeper than {MAX_DEPTH} levels; "
+            "shorten its name"
+        )
+    if sum(_check_part(name, part, where) for part in parts) + len(parts) > MAX_NAME_BYTES:
+        raise SchemaError(
+            f"field {name[:80]!r}...{_at(where)} is longer than {MAX_NAME_BYTES} bytes; "
+            "shorten its name"
+        )
 
 
-def _check_part(name: str, part: str) -> None:
+def _check_part(name: str, part: str, where: str) -> int:
+    """Refuse a part that is no safe file name and no Zarr node name; returns its bytes."""
     try:
         num_bytes = len(part.encode())
     except UnicodeEncodeError:
-        raise SchemaError(f"field {name!r} is not valid Unicode; rename it") from None
-    unsafe = part in ("", ".", "..", "zarr.json") or part.startswith("__")
+        raise SchemaError(f"field {name!r}{_at(where)} is not valid Unicode; rename it") from None
+    # zarr.json.partial would stand in the way of a group's own temporary file.
+    unsafe = not part.strip(".") or part.startswith(("__", "zarr.json"))
     if unsafe or any(ord(c) < 32 or c in "\\\x7f" for c in part):
         raise SchemaError(
-            f"field {name!r} has the part {part!r}, which cannot be a file name here; rename it"
+            f"field {name!r}{_at(where)} has the part {part!r}, which cannot be a file name "
+            "here; rename it"
         )
-    if num_bytes > MAX_NAME_BYTES:
-        raise SchemaError(f"field {name[:80]!r}... has a part longer than {MAX_NAME_BYTES} bytes")
+    if num_bytes > MAX_PART_BYTES:
+        raise SchemaError(
+            f"field {name[:80]!r}...{_at(where)} has a part longer than {MAX_PART_BYTES} bytes; "
+            "shorten it"
+        )
+    return num_bytes
 
 
-def check_nesting(names: Mapping[str, Any]) -> None:
+def _at(where: str) -> str:
+    return f" {where}" if where else ""
+
+
+def check_nesting(names: Mapping[str, Any], where: str = "") -> None:
     """Refuse a field that lies under another one: an array cannot hold arrays."""
     for name in names:
         parts = name.split("/")
         for depth in range(1, len(parts)):
             parent = "/".join(parts[:depth])
             if parent in names:
-                raise SchemaError(f"field {name!r} lies under field {parent!r}; rename one of them")
+                raise SchemaError(
+                    f"field {name!r}{_at(where)} lies under field {parent!r}; rename one of them"
+                )
 
 
 def unknown_field(name: str, fields: Mapping[str, Any]) -> str:
     """The text for a field that does not exist."""
     return f"there is no field {name!r}; the store has {', '.join(map(repr, fields)) or 'none yet'}"
+
+
+def described(what: str, shape: tuple[int, ...], dtype: str, *, has_next: bool = False) -> Field:
+    """The field of data that was found; an error says whose it was."""
+    try:
+        return Field(shape, dtype, has_next=has_next)
+    except SchemaError as error:
+        raise SchemaError(f"{what}: {error}") from None
+
+
+def _dtype_name(dtype: Any) -> Any:
+    """The name of a dtype given as one of numpy's; names stay as they are."""
+    if dtype is None or isinstance(dtype, str):  # to numpy, None is a float64
+        return dtype
+    try:
+        return np.dtype(dtype).name
+    except TypeError:
+        return str(dtype).removeprefix("torch.")
 
 
 def _space_fields(name: str, space: Any) -> list[tuple[str, Field]]:
@@ -210,7 +254,8 @@ def _space_fields(name: str, space: Any) -> list[tuple[str, Field]]:
     elif isinstance(space, spaces.Tuple):
         members = [(str(i), member) for i, member in enumerate(space.spaces)]
     elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        return [(name, Field(tuple(space.shape or ()), np.dtype(space.dtype).name))]
+        dtype = np.dtype(space.dtype).name
+        return [(name, described(f"field {name!r}", tuple(space.shape or ()), dtype))]
     else:
         raise SchemaError(
             f"{name}: spaces of type {type(space).__name__} have no fixed-size field; "

@@ -22,9 +22,7 @@ class Spans:
     start: NDArray[np.int64]  # (E,) step number of each episode's first row, ascending
     first: NDArray[np.int64]  # (E,) position of that row, ascending from 0
     length: NDArray[np.int64]  # (E,) rows of the episode, at least 1
-    streams: NDArray[
-        np.int64
-    ]  # (S + 1,) positions at which each store of a union begins, and the end
+    streams: NDArray[np.int64]  # (S + 1,) positions where the stores of a union begin, and the end
 
     @staticmethod
     def laid_out(start: NDArray[np.int64], length: NDArray[np.int64]) -> Spans:
@@ -70,6 +68,8 @@ class Spans:
 
     def positions_of(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
         """The position of each step number; steps outside the selection are an error."""
+        if not steps.size:
+            return steps.astype(np.int64)
         if not len(self.start):
             raise StepRangeError(
                 "the selection holds no steps; append an episode or widen the filter"

@@ -27,8 +27,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "storage": CORE,
     "sampling": ("errors", "spans"),
     "loading": (*CORE, "storage", "sampling"),
-    "ingest": (*CORE, "storage"),
     "formats": CORE,
+    "ingest": (*CORE, "storage", "formats"),
+    "ingesting": (*CORE, "storage", "formats", "ingest"),
+    "summary": (*CORE, "storage"),
     "buffer": (*CORE, "storage", "sampling", "loading", "ingest"),
     "interop": (*CORE, "storage", "sampling", "loading", "ingest", "buffer", "formats"),
 }
@@ -36,10 +38,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
 # modules of `storage`, lowest first; each may import those of earlier lines only
 STORAGE = (
     ("layout",),
-    ("files",),
+    ("files", "parallel"),
     ("mapping",),
     ("mapped", "coded"),
-    ("following",),
+    ("undecided",),
+    ("appenders", "following"),
     ("episodes",),
     ("open_episode",),
     ("streaming",),

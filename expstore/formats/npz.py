@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -23,7 +24,11 @@ from expstore.errors import SourceError
 from expstore.formats.source import NOTHING, Account, Format, Imported, SourceEpisode
 
 ZIP_MAGIC = b"PK\x03\x04"
-UNREADABLE = (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error)
+# What zipfile and numpy raise for files that are cut off, overwritten, encrypted or hostile.
+UNREADABLE = (
+    *(OSError, ValueError, EOFError, KeyError, MemoryError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, struct.error),
+)
 
 
 class NpzFolder:

@@ -63,12 +63,12 @@ class Failure:
 class Account:
     """What a source read, left out and changed so far."""
 
-    num_steps: int = 0  # read, those of the unfinished episode included
+    unfinished_steps: int = 0  # read of the episode that is being read
     dropped_steps: dict[str, int] = field(default_factory=dict)  # reason -> steps
     skipped_episodes: dict[str, int] = field(default_factory=dict)  # reason -> episodes
     failures: list[Failure] = field(default_factory=list)
     dtype_changes: dict[str, str] = field(default_factory=dict)  # field -> "int32 to int64"
-    listener: Callable[[], None] = lambda: None  # called now and then while steps are read
+    listener: Callable[[], None] = lambda: None  # called by `reached`
 
     def drop(self, steps: int, reason: str) -> None:
         """Rows that do not reach the store."""
@@ -82,9 +82,9 @@ class Account:
         """A part that cannot be read, or does not fit; the import goes on after it."""
         self.failures.append(Failure(str(key), reason))
 
-    def advance(self, steps: int) -> None:
-        """Steps were read; whoever shows the progress hears of it."""
-        self.num_steps += steps
+    def reached(self, steps: int) -> None:
+        """So many steps of an episode were read; whoever shows the progress hears of it."""
+        self.unfinished_steps = steps
         self.listener()
 
 
@@ -158,9 +158,12 @@ def open_source(path: str | os.PathLike[str], format: str | None = None) -> Sour
     if format is not None:
         return format_named(format).open(path)
     known = [format_named(name) for name in FORMATS]
-    for candidate in known:
-        if candidate.sniff(path):
-            return candidate.open(path)
+    try:
+        for candidate in known:
+            if candidate.sniff(path):
+                return candidate.open(path)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
     looked_for = "; ".join(f"{f.looks_for} ({f.name})" for f in known)
     raise SourceError(
         f"{path} is of no format that is known here; looked for {looked_for}. If it is one of "

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from expstore.schema import Field
+from expstore.storage.parallel import Threads
 from expstore.storage.reading import resolve
 from expstore.storage.store import Store
 
 ALIGNED_BYTES = 64  # a cache line
 KEPT_BUFFERS = 4  # free ones of each size
-SPLIT_BYTES = 1 << 20  # a field of a batch is copied by several threads from this size on
 
 
 class Gather:
@@ -31,11 +29,9 @@ class Gather:
 
     def __init__(self, fields: dict[str, Field], num_threads: int | None = None) -> None:
         self.fields = fields
-        self.num_threads = num_threads or min(4, os.cpu_count() or 1)
+        self.threads = Threads(num_threads or min(4, os.cpu_count() or 1))
         self._buffers = Buffers()
         self._layouts: dict[int, Packed] = {}
-        self._threads: ThreadPoolExecutor | None = None
-        self._process = os.getpid()
 
     @staticmethod
     def of(store: Store, names: Iterable[str] | None, num_threads: int | None = None) -> Gather:
@@ -49,44 +45,14 @@ class Gather:
         if packed is None:
             packed = self._layouts[len(flat)] = Packed.of(self.fields, len(flat))
         out = packed.views(self._buffers.empty(packed.num_bytes))
-        if packed.large:
-            self._read_split(store, flat, {name: out[name] for name in packed.large})
-            store.read_into(flat, {n: a for n, a in out.items() if n not in packed.large})
-        else:
-            store.read_into(flat, out)
+        store.read_into(flat, out, self.threads)
         return {
             name: as_tensor(array, self.fields[name]).view(*steps.shape, *array.shape[1:])
             for name, array in out.items()
         }
 
-    def _read_split(
-        self, store: Store, steps: NDArray[np.int64], out: dict[str, NDArray[Any]]
-    ) -> None:
-        edges = np.linspace(0, len(steps), self.num_threads + 1).astype(int).tolist()
-        parts = [slice(*edge) for edge in pairwise(edges)]
-
-        def read(part: slice) -> None:
-            store.read_into(steps[part], {name: array[part] for name, array in out.items()})
-
-        if self.num_threads == 1:
-            read(parts[0])
-            return
-        others = [self._pool().submit(read, part) for part in parts[1:]]
-        read(parts[0])
-        for other in others:
-            other.result()
-
-    def _pool(self) -> ThreadPoolExecutor:
-        if self._threads is None or self._process != os.getpid():  # threads do not survive a fork
-            self._threads = ThreadPoolExecutor(self.num_threads - 1, "expstore-gather")
-            self._process = os.getpid()
-        return self._threads
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"fields": self.fields, "num_threads": self.num_threads}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> Any:
+        return Gather, (self.fields, self.threads.num_threads)
 
 
 @dataclass(frozen=True)
@@ -97,18 +63,14 @@ class Packed:
     places: tuple[
         tuple[str, tuple[int, ...], np.dtype[Any], int], ...
     ]  # name, shape, dtype, offset
-    large: frozenset[str]  # fields that are worth several threads
 
     @staticmethod
     def of(fields: dict[str, Field], num_rows: int) -> Packed:
-        places, large, offset = [], set(), 0
+        places, offset = [], 0
         for name, field in fields.items():
             places.append((name, (num_rows, *field.shape), field.stored_dtype, offset))
-            num_bytes = num_rows * field.step_bytes
-            offset += -(-num_bytes // ALIGNED_BYTES) * ALIGNED_BYTES
-            if num_bytes >= SPLIT_BYTES:
-                large.add(name)
-        return Packed(offset, tuple(places), frozenset(large))
+            offset += -(-num_rows * field.step_bytes // ALIGNED_BYTES) * ALIGNED_BYTES
+        return Packed(offset, tuple(places))
 
     def views(self, memory: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
         """Each field's part of `memory`, (n, *shape)."""

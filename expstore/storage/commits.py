@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -207,8 +208,11 @@ def documents_on_disk(path: Path, root: Root) -> Iterator[tuple[str, Any]]:
     for name in root.documents():
         try:
             yield name, json.loads(files.read(path / name / METADATA_FILE))
-        except (FileNotFoundError, ValueError) as error:
-            broken = FormatError(f"{path / name / METADATA_FILE} is missing or no JSON: {error}")
+        except (OSError, ValueError, RecursionError) as error:
+            broken = FormatError(
+                f"{path / name / METADATA_FILE} is missing or no JSON: {error}; open the store with "
+                "a Writer once, which mends it"
+            )
             yield name, broken
 
 
@@ -245,6 +249,9 @@ def _parsed_line(line: bytes) -> dict[str, Any] | None:
 # -- one writer at a time ------------------------------------------------------------------------
 
 
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
+
+
 class WriterLock:
     """The operating system's lock on a store; it dies with its process."""
 
@@ -265,6 +272,9 @@ class WriterLock:
                 f"{self._path} is being written by {_holder(self._path)}; close that writer first"
             ) from None
         except (OSError, NotImplementedError) as error:
+            if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
+                with files.explained("open for writing", self._path / LOCK_FILE):
+                    raise
             raise StoreLockedError(
                 f"{self._path} cannot be locked: {error}; write to a local disk, or open with "
                 "lock=False if nothing else writes here"
@@ -314,7 +324,7 @@ def recover(path: Path, root: Root, *, durable: bool) -> Recovery:
     """Finish what the last writer left half done; committed data is never touched."""
     lost = _lost(path, root)
     _cut_history(path, root.commit.number)
-    removed = _remove_strays(path, root)
+    removed = remove_strays(path, root)
     documents = root.documents()
     del documents[""]
     for name in documents:
@@ -346,7 +356,7 @@ def _cut_history(path: Path, newest: int) -> None:
         files.shorten(path / HISTORY_FILE, kept)
 
 
-def _remove_strays(path: Path, root: Root) -> int:
+def remove_strays(path: Path, root: Root) -> int:
     """Remove half-made files, and chunk files that hold no live row of the commit."""
     strays = [e.path for e in files.list_directory(path) if e.name.endswith(TEMPORARY)]
     strays += [e.path for e in files.list_directory(path / PRIVATE) if e.name.endswith(TEMPORARY)]

@@ -123,7 +123,7 @@ class EpisodeIndex:
         return dict(parsed)
 
     def _column(self, path: str) -> NDArray[Any]:
-        if not len(self):
+        if path not in self._columns:  # of a store without fields
             return np.empty(0, np.int64)
         return self._columns[path].slice(self.first, self.stop, self.first, self.stop)
 
@@ -142,6 +142,8 @@ class EpisodeRow(Mapping[str, Any]):
         self._metadata: dict[str, Any] | None = None
 
     def __getitem__(self, key: str) -> Any:
+        if key == "seed" and self._values.get(key) is None:
+            return self["metadata"].get(key)  # one that is no non-negative integer stands there
         if key in self._values:
             return self._values[key]
         if self._metadata is None:  # parsed only when something asks for it
@@ -149,11 +151,10 @@ class EpisodeRow(Mapping[str, Any]):
         return self._metadata if key == "metadata" else self._metadata[key]
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._values
-        yield from self["metadata"]
+        yield from {**self._values, **self["metadata"]}
 
     def __len__(self) -> int:
-        return len(self._values) + len(self["metadata"])
+        return len({**self._values, **self["metadata"]})
 
     def __repr__(self) -> str:
         return f"EpisodeRow({dict(self)!r})"

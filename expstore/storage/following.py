@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from expstore.errors import DamagedError
 from expstore.storage import files
-
-
-class Appender(Protocol):
-    """What an array under `next/` is written through."""
-
-    def append(self, rows: NDArray[Any]) -> None: ...
+from expstore.storage.parallel import Threads
+from expstore.storage.undecided import Appender
 
 
 class Column(Protocol):
     """What an array is read through; rows `start` to `stop` are those of the commit."""
 
     def take(
-        self, rows: NDArray[np.int64], out: NDArray[Any], start: int, stop: int
+        self,
+        rows: NDArray[np.int64],
+        out: NDArray[Any],
+        start: int,
+        stop: int,
+        threads: Threads = ...,
     ) -> NDArray[Any]: ...
 
     def slice(self, first: int, last: int, start: int, stop: int) -> NDArray[Any]: ...
+
+    def check(self, start: int, stop: int) -> Iterator[DamagedError]: ...
 
 
 @dataclass

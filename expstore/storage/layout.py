@@ -32,6 +32,12 @@ MAX_CHUNK_STEPS = 65_536
 MAX_CHUNK_BYTES = 32 << 20
 LARGE_STEP_BYTES = 64 << 10  # from here on a chunk may be larger: fewer files, fewer maps
 MAX_LARGE_CHUNK_BYTES = 256 << 20
+INNER_BYTES = 512 << 10  # of an inner chunk, decoded
+MIN_INNER_ROWS, MAX_INNER_ROWS = 16, 64
+MAX_INNER_BYTES = 4 << 20
+MAX_SHARD_BYTES = 64 << 20  # decoded
+ZSTD_LEVEL = 1  # higher levels take longer and save little on frames
+MISSING_CHUNK = (1 << 64) - 1  # offset and size of an inner chunk that is not there
 MANY_CHUNKS = 256  # with a size hint, chunks grow until a column has about as many
 
 STEP = "step"
@@ -51,6 +57,7 @@ class ArrayLayout:
     chunk_rows: int
     axis_names: tuple[str, ...] = ()  # of the row's own dimensions
     attributes: tuple[tuple[str, Any], ...] = ()
+    inner_rows: int = 0  # of a coded array's inner chunks; 0 for a mapped array
 
     @property
     def row_bytes(self) -> int:
@@ -64,11 +71,33 @@ class ArrayLayout:
         """The file of a chunk, below the root."""
         return f"{self.path}/c.{'.'.join([str(chunk), *['0'] * len(self.row_shape)])}"
 
-    def metadata(self, num_rows: int) -> dict[str, Any]:
-        """The array's `zarr.json` when it has this many rows."""
+    @property
+    def is_coded(self) -> bool:
+        return self.inner_rows > 0
+
+    @property
+    def chunks_per_shard(self) -> int:
+        return self.chunk_rows // self.inner_rows
+
+    def codecs(self) -> list[dict[str, Any]]:
+        """How rows become a chunk's bytes."""
         codec: dict[str, Any] = {"name": "bytes"}
         if self.dtype.itemsize > 1:
             codec["configuration"] = {"endian": "little"}
+        if not self.is_coded:
+            return [codec]
+        squeeze = {"name": "zstd", "configuration": {"level": ZSTD_LEVEL, "checksum": False}}
+        index = {"name": "bytes", "configuration": {"endian": "little"}}
+        configuration = {
+            "chunk_shape": [self.inner_rows, *self.row_shape],
+            "codecs": [codec, squeeze, {"name": "crc32c"}],
+            "index_codecs": [index, {"name": "crc32c"}],
+            "index_location": "end",
+        }
+        return [{"name": "sharding_indexed", "configuration": configuration}]
+
+    def metadata(self, num_rows: int) -> dict[str, Any]:
+        """The array's `zarr.json` when it has this many rows."""
         return {
             "zarr_format": 3,
             "node_type": "array",
@@ -80,7 +109,7 @@ class ArrayLayout:
             },
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
             "fill_value": False if self.dtype.kind == "b" else 0,
-            "codecs": [codec],
+            "codecs": self.codecs(),
             "attributes": dict(self.attributes),
             "dimension_names": [self.dimension, *self.axis_names],
             "storage_transformers": [],
@@ -94,28 +123,33 @@ class ArrayLayout:
             dtype = np.dtype(document["data_type"]).newbyteorder("<")
             names = document["dimension_names"]
             sizes = [*shape, *chunk]
-            codecs = [codec["name"] for codec in document["codecs"]]
+            inner = 0
+            if document["codecs"][0]["name"] == "sharding_indexed":
+                inner = document["codecs"][0]["configuration"]["chunk_shape"][0]
+            layout = ArrayLayout(
+                path,
+                names[0],
+                tuple(shape[1:]),
+                dtype,
+                chunk[0],
+                tuple(names[1:]),
+                tuple(document.get("attributes", {}).items()),
+                inner,
+            )
             valid = (
-                all(type(size) is int and 0 <= size < 1 << 62 for size in sizes)
+                all(type(size) is int and 0 <= size < 1 << 62 for size in [*sizes, inner])
                 and chunk[0] >= 1
                 and chunk[1:] == shape[1:]
                 and len(names) == len(shape)
                 and dtype.kind in "biuf"
-                and codecs == ["bytes"]
+                and (not inner or chunk[0] % inner == 0)
+                and layout.codecs() == document["codecs"]
             )
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise FormatError(f"the metadata of array {path!r} is not valid: {error!r}") from error
         if not valid:
             raise FormatError(f"array {path!r} is not laid out as format {FORMAT} says")
-        return ArrayLayout(
-            path,
-            names[0],
-            tuple(shape[1:]),
-            dtype,
-            chunk[0],
-            tuple(names[1:]),
-            tuple(document.get("attributes", {}).items()),
-        )
+        return layout
 
 
 def chunk_rows(row_bytes: int, most: int = MAX_CHUNK_STEPS) -> int:
@@ -130,6 +164,30 @@ def chunk_rows(row_bytes: int, most: int = MAX_CHUNK_STEPS) -> int:
         rows *= 2
     paged = max(rows, PAGE_BYTES // (row_bytes & -row_bytes))
     return paged if paged * row_bytes <= limit else rows
+
+
+def inner_rows(row_bytes: int) -> int:
+    """Rows of an inner chunk: a power of two, of 128 to 512 KiB where steps allow it.
+
+    Steps of 1 KiB and more get 16 to 64: more would squeeze little better, and a window reads
+    all of every chunk that it touches. Only for steps that make 4 MiB of 16 it is fewer.
+    """
+    most = max(MAX_INNER_ROWS, INNER_BYTES // 4 // row_bytes)
+    rows = _power_of_two(min(most, max(MIN_INNER_ROWS, INNER_BYTES // row_bytes)))
+    while rows > 1 and rows * row_bytes > MAX_INNER_BYTES:
+        rows //= 2
+    return rows
+
+
+def shard_rows(row_bytes: int, most: int = MAX_CHUNK_STEPS) -> tuple[int, int]:
+    """Rows of a shard and of its inner chunks, both powers of two."""
+    inner = min(inner_rows(row_bytes), _power_of_two(most))
+    return max(inner, _power_of_two(min(most, MAX_SHARD_BYTES // row_bytes))), inner
+
+
+def _power_of_two(most: int) -> int:
+    """The largest one that is not above `most`; 1 for less."""
+    return 1 << max(0, most.bit_length() - 1)
 
 
 def most_rows(chunk_steps: int | None, expected_steps: int | None) -> int:
@@ -155,8 +213,7 @@ def arrays_of(schema: Schema, most: int = MAX_CHUNK_STEPS) -> dict[str, ArrayLay
 
 def _step_arrays(schema: Schema, most: int) -> Iterator[ArrayLayout]:
     for name, f in schema.fields.items():
-        rows, axes, notes = chunk_rows(f.step_bytes, most), _axis_names(name, f), _attributes(f)
-        yield ArrayLayout(f"steps/{name}", STEP, f.shape, f.stored_dtype, rows, axes, notes)
+        yield _field_array(f"steps/{name}", STEP, name, f, most)
     yield ArrayLayout("steps/done", STEP, (), np.dtype("bool"), chunk_rows(1, most))
     yield ArrayLayout("steps/episode", STEP, (), np.dtype("<i8"), chunk_rows(8, most))
 
@@ -164,10 +221,17 @@ def _step_arrays(schema: Schema, most: int) -> Iterator[ArrayLayout]:
 def _next_arrays(schema: Schema) -> Iterator[ArrayLayout]:
     for name in schema.next_fields:
         f, group = schema[name], f"next/{name}"
-        rows, axes, notes = chunk_rows(f.step_bytes), _axis_names(name, f), _attributes(f)
         yield ArrayLayout(f"{group}/step", group, (), np.dtype("<i8"), chunk_rows(8))
         yield ArrayLayout(f"{group}/present", group, (), np.dtype("bool"), chunk_rows(1))
-        yield ArrayLayout(f"{group}/value", group, f.shape, f.stored_dtype, rows, axes, notes)
+        yield _field_array(f"{group}/value", group, name, f, MAX_CHUNK_STEPS)
+
+
+def _field_array(path: str, dimension: str, name: str, f: Field, most: int) -> ArrayLayout:
+    rows, inner = chunk_rows(f.step_bytes, most), 0
+    if f.layout == "coded":
+        rows, inner = shard_rows(f.step_bytes, most)
+    return ArrayLayout(path, dimension, f.shape, f.stored_dtype, rows, _axis_names(name, f),
+                       _attributes(f), inner)  # fmt: skip
 
 
 def _episode_arrays(schema: Schema) -> list[ArrayLayout]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from expstore.episode import END_REASONS, end_of
-from expstore.errors import ExpstoreError, FormatError
+from expstore.errors import DamagedError, ExpstoreError, FormatError
 from expstore.storage import files
-from expstore.storage.commits import documents_on_disk
+from expstore.storage.commits import Root, documents_on_disk, read_history
 from expstore.storage.following import combined_checksum, exceptions_checksum
-from expstore.storage.mapping import checked_file
+from expstore.storage.layout import METADATA_FILE
 from expstore.storage.reading import Snapshot
 from expstore.storage.store import absolute
 
@@ -85,38 +86,36 @@ class _Check:
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self.num_bytes = 0
-        self._next_step = snapshot.first_step
+        self._next_step: int | None = snapshot.first_step  # None after a row that is damaged
 
     def files(self) -> Iterator[Problem]:
-        """Missing files, wrong sizes, and single arrays that lead the commit."""
+        """Missing files, wrong sizes, and metadata that is not as the commit says."""
         root = self.snapshot.root
         for layout in root.arrays.values():
-            start, stop = root.commit.dims[layout.dimension]
-            for chunk in range(start // layout.chunk_rows, -(-stop // layout.chunk_rows)):
-                try:
-                    checked_file(self.snapshot.path, layout, chunk)
-                except ExpstoreError as error:
-                    yield Problem("file", str(error))
+            column = self.snapshot.columns[layout.path]
+            for error in column.check(*root.commit.dims[layout.dimension]):
+                yield Problem("file", str(error))
         yield from self._documents()
 
     def _documents(self) -> Iterator[Problem]:
         root, path = self.snapshot.root, self.snapshot.path
+        expected = root.documents()
+        lengths = _lengths(path, root)
         for name, found in documents_on_disk(path, root):
-            layout = root.arrays.get(name)
             if isinstance(found, FormatError):
                 yield Problem("file", str(found))
-            elif layout is not None and self.snapshot.is_newest():
-                committed = root.commit.dims[layout.dimension][1]
-                if found["shape"][0] > committed:
-                    yield Problem(
-                        "file",
-                        f"{path / name}/zarr.json shows {found['shape'][0]} rows, "
-                        f"the commit has {committed}",
-                    )
+            # Asked after reading: what a writer published meanwhile is no problem.
+            elif not _agrees(found, expected[name], lengths) and self.snapshot.is_newest():
+                yield Problem(
+                    "file",
+                    f"{path / name / METADATA_FILE} is not as the commit says; open the store "
+                    "with a Writer once, which mends it",
+                )
 
     def episode(self, number: int) -> Iterator[Problem]:
         """Everything that is known of one episode."""
         index = self.snapshot.index
+        start, self._next_step = self._next_step, None
         stored = int(index.column("index_crc32c")[number - self.snapshot.first_episode])
         try:
             row = index.row(number)
@@ -126,20 +125,23 @@ class _Check:
         if row.checksum() != stored:
             yield Problem("index", f"the index row of episode {number} fails its checksum", number)
             return
-        if row.start != self._next_step or row.end_reason >= len(END_REASONS):
+        if start not in (None, row.start) or row.end_reason >= len(END_REASONS):
             yield Problem("index", f"episode {number} does not start where the last ended", number)
             return
         self._next_step = row.start + row.length
         yield from self._flags(number, row.start, row.length, END_REASONS[row.end_reason])
         for name, expected in row.checksums.items():
-            if self._checksum(name, row.start, row.length) != expected:
-                yield Problem(
-                    "field", f"field {name!r} of episode {number} fails its checksum", number
-                )
+            try:
+                is_sound = self._checksum(name, row.start, row.length) == expected
+                text = f"field {name!r} of episode {number} fails its checksum"
+            except DamagedError as error:
+                is_sound, text = False, f"field {name!r} of episode {number}: {error}"
+            if not is_sound:
+                yield Problem("field", text, number)
 
     def end(self) -> Iterator[Problem]:
         """After the last episode: whether all steps belong to one."""
-        if self._next_step != self.snapshot.stop_step:
+        if self._next_step not in (None, self.snapshot.stop_step):
             yield Problem(
                 "index",
                 f"the episodes end at step {self._next_step}, the commit has steps up to "
@@ -189,3 +191,30 @@ class _Check:
                 crc = exceptions_checksum(steps - start, present.view(np.uint8), values, crc)
                 self.num_bytes += values.nbytes
         return crc
+
+
+def _lengths(path: Path, root: Root) -> dict[str, set[int]]:
+    """How long each dimension ever was: an array's own metadata may lag behind the commit."""
+    lengths = {name: {stop} for name, (_, stop) in root.commit.dims.items()}
+    for entry in read_history(path):
+        for name, (_, stop) in entry["dims"].items():
+            lengths.setdefault(name, set()).add(stop)
+    return lengths
+
+
+def _agrees(found: Any, expected: Any, lengths: Mapping[str, set[int]]) -> bool:
+    """Whether a document says what the commit says, or for some array what an older one said."""
+    if not isinstance(expected, dict):
+        return bool(found == expected)
+    if not isinstance(found, dict) or found.keys() != expected.keys():
+        return False
+    if expected.get("node_type") != "array":
+        return all(_agrees(found[key], value, lengths) for key, value in expected.items())
+    shape = found["shape"]
+    return (
+        isinstance(shape, list)
+        and {**found, "shape": expected["shape"]} == expected
+        and shape[1:] == expected["shape"][1:]
+        and shape[0] in lengths[expected["dimension_names"][0]]
+        and shape[0] <= expected["shape"][0]
+    )

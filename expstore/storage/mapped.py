@@ -68,16 +68,16 @@ class MappedAppender:
             lambda descriptor=descriptor, path=path: files.sync(descriptor, path)
             for descriptor, path in self._unsynced.items()
         ]
-        if self._new_files:
-            calls.append(lambda: files.sync_directory(self.root / self.layout.path))
         return calls
 
-    def synced(self) -> None:
-        """Forget what had to be synced, after all of `syncs` succeeded or need not be."""
+    def place(self) -> bool:
+        """After `syncs`: True where the directory has to be synced, for it has new files."""
         for descriptor in self._unsynced:
             if descriptor != self._descriptor:
                 files.close(descriptor)
+        has_new_files = self._new_files
         self._unsynced, self._new_files = {}, False
+        return has_new_files
 
     def close(self) -> None:
         """Close all files; rows that were not flushed are dropped."""

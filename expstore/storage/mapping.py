@@ -10,6 +10,8 @@ import mmap
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,11 @@ from numpy.typing import NDArray
 from expstore.errors import DamagedError, StorageError
 from expstore.storage import files
 from expstore.storage.layout import ArrayLayout, fits_pages
+from expstore.storage.parallel import ONE, Threads, parts_of
 
 MAX_MAPS = 30_000  # of the 65,530 that a Linux process may hold
 CHUNKS_KEPT = 64  # files mapped at once by a column that is read file by file
+SPLIT_BYTES = 1 << 20  # rows of a batch are copied by several threads from this size on
 RESERVED_BYTES = 64 << 30  # least address space of a column, so that it can grow in place
 
 
@@ -51,13 +55,23 @@ class MappedColumn:
             return self._extended(start, stop)
 
     def take(
-        self, rows: NDArray[np.int64], out: NDArray[Any], start: int, stop: int
+        self,
+        rows: NDArray[np.int64],
+        out: NDArray[Any],
+        start: int,
+        stop: int,
+        threads: Threads = ONE,
     ) -> NDArray[Any]:
         """Copy rows, all within `start` to `stop`, in any order into `out`."""
         array = self.whole(start, stop)
-        if array is not None:
+        if array is not None and (threads.num_threads == 1 or out.nbytes < SPLIT_BYTES):
             # Without mode="clip" numpy copies into a buffer first: four times slower.
             return array.take(rows, axis=0, out=out, mode="clip")
+        if array is not None:
+            parts = parts_of(len(rows), threads.num_threads)
+            copy = partial(array.take, axis=0, mode="clip")
+            threads.run([partial(copy, rows[part], out=out[part]) for part in parts])
+            return out
         chunks = rows // self.layout.chunk_rows
         for chunk in np.unique(chunks).tolist():
             here = chunks == chunk
@@ -66,6 +80,8 @@ class MappedColumn:
 
     def slice(self, first: int, last: int, start: int, stop: int) -> NDArray[Any]:
         """Rows `first` to `last`, where possible without a copy."""
+        if first == last:
+            return np.empty((0, *self.layout.row_shape), self.layout.dtype)
         array = self.whole(start, stop)
         if array is not None:
             return array[first:last]
@@ -74,13 +90,16 @@ class MappedColumn:
             self._chunk(chunk)[max(0, first - chunk * rows) : last - chunk * rows]
             for chunk in range(first // rows, -(-last // rows))
         ]
-        if len(parts) == 1:
-            return parts[0]
-        return (
-            np.concatenate(parts)
-            if parts
-            else np.empty((0, *self.layout.row_shape), self.layout.dtype)
-        )
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def check(self, start: int, stop: int) -> Iterator[DamagedError]:
+        """What is wrong with the files that hold rows `start` to `stop`."""
+        rows = self.layout.chunk_rows
+        for chunk in range(start // rows, -(-stop // rows)):
+            try:
+                checked_file(self.root, self.layout, chunk)
+            except DamagedError as error:
+                yield error
 
     def _extended(self, start: int, stop: int) -> NDArray[Any] | None:
         rows = self.layout.chunk_rows
@@ -148,8 +167,8 @@ class _Range:
         missing = [*range(first, min(self.first, last)), *range(max(self.last, first), last)]
         if _Range.num_maps + len(missing) > MAX_MAPS:
             return False
-        for chunk in missing:
-            path = checked_file(root, self.layout, chunk)
+        # All are checked first: an error in between would leave maps that nobody counts.
+        for chunk, path in [(chunk, checked_file(root, self.layout, chunk)) for chunk in missing]:
             offset = (chunk - self.room.start) * self.layout.chunk_bytes
             try:
                 self.mapping.place(path, offset, self.layout.chunk_bytes)
@@ -185,17 +204,3 @@ def checked_file(root: Path, layout: ArrayLayout, chunk: int) -> Path:
             f"{path} must have {layout.chunk_bytes} bytes, got {size}; run expstore verify"
         )
     return path
-
-
-_columns: weakref.WeakValueDictionary[tuple[str, str, str, int], MappedColumn] = (
-    weakref.WeakValueDictionary()
-)
-
-
-def shared_column(root: Path, store_id: str, layout: ArrayLayout) -> MappedColumn:
-    """The column of this store that all its snapshots in this process read."""
-    key = (str(root), store_id, layout.path, layout.chunk_rows)
-    column = _columns.get(key)
-    if column is None:
-        column = _columns[key] = MappedColumn(root, layout)
-    return column

@@ -13,14 +13,14 @@ from expstore.schema import Schema
 from expstore.storage import files
 from expstore.storage.episodes import IndexRow
 from expstore.storage.following import NextWriter, combined_checksum
-from expstore.storage.mapped import MappedAppender
+from expstore.storage.undecided import Appender
 
 
 class OpenEpisode:
     """Appends the rows of one episode; it counts only once the index has its row."""
 
     def __init__(
-        self, schema: Schema, appenders: Mapping[str, MappedAppender], start: int, number: int
+        self, schema: Schema, appenders: Mapping[str, Appender], start: int, number: int
     ) -> None:
         self.schema = schema
         self.start = start
@@ -54,8 +54,7 @@ class OpenEpisode:
                 self._last[name] = rows[-1].copy()
         num_rows = len(next(iter(columns.values())))
         if self._returned is not None:
-            rewards = _as_float64(columns["reward"], self.schema["reward"].dtype)
-            self._returned = self._returned + rewards.sum(axis=0)
+            self._returned = _added(self._returned, columns["reward"], self.schema["reward"].dtype)
         self._appenders["steps/episode"].append(np.full(num_rows, self._number, "<i8"))
         self.length += num_rows
 
@@ -82,7 +81,10 @@ class OpenEpisode:
         return IndexRow(self.start, self.length, reason, seed, self._returned, checksums, metadata)
 
 
-def _as_float64(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
+@np.errstate(all="ignore")  # infinite and NaN rewards are the caller's to have
+def _added(before: NDArray[np.float64], rows: NDArray[Any], dtype: str) -> NDArray[np.float64]:
+    """A sum continued row by row: the same to the bit in whatever blocks the rows come."""
     if dtype == "bfloat16":
-        values = (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float64)
+        rows = (rows.astype(np.uint32) << 16).view(np.float32)
+    # `sum` adds in pairs, in an order that depends on the number of rows.
+    return np.cumsum(np.concatenate([before[None], rows.astype(np.float64)]), axis=0)[-1]

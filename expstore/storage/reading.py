@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
@@ -15,11 +16,13 @@ from expstore.errors import FieldNotFoundError
 from expstore.schema import Field, Schema, unknown_field
 from expstore.spans import Spans
 from expstore.storage import files
+from expstore.storage.coded import CodedColumn
 from expstore.storage.commits import Root, read_root
 from expstore.storage.episodes import EpisodeIndex
 from expstore.storage.following import Column, NextReader, next_readers
-from expstore.storage.layout import EPISODE, METADATA_FILE, STEP
-from expstore.storage.mapping import shared_column
+from expstore.storage.layout import EPISODE, METADATA_FILE, STEP, ArrayLayout
+from expstore.storage.mapping import MappedColumn
+from expstore.storage.parallel import ONE, Threads
 
 STRIDE = 1 << 40  # in a union, store k's steps and episodes are numbered from k * STRIDE on
 DERIVED = {
@@ -79,14 +82,16 @@ class Snapshot:
         first = start if not self.first_step else start - self.first_step
         return Spans(start, first, length, np.array([0, self.stop_step - self.first_step]))
 
-    def take(self, name: str, steps: NDArray[np.int64], out: NDArray[Any]) -> None:
+    def take(
+        self, name: str, steps: NDArray[np.int64], out: NDArray[Any], threads: Threads = ONE
+    ) -> None:
         """Read one field at live steps (n,) in any order into `out` (n, *shape)."""
         if name == "has_next":
             self._take_has_next(steps, out)
         elif name.startswith("next_"):
-            self._take_next(name.removeprefix("next_"), steps, out)
+            self._take_next(name.removeprefix("next_"), steps, out, threads)
         else:
-            self._column(name).take(steps, out, self.first_step, self.stop_step)
+            self._column(name).take(steps, out, self.first_step, self.stop_step, threads)
 
     def rows(self, name: str, first: int, last: int) -> NDArray[Any]:
         """Consecutive rows of a stored field, where possible without a copy."""
@@ -95,9 +100,11 @@ class Snapshot:
     def _column(self, name: str) -> Column:
         return self.columns[f"steps/{name}"]
 
-    def _take_next(self, name: str, steps: NDArray[np.int64], out: NDArray[Any]) -> None:
+    def _take_next(
+        self, name: str, steps: NDArray[np.int64], out: NDArray[Any], threads: Threads
+    ) -> None:
         after = np.minimum(steps + 1, self.stop_step - 1)
-        self._column(name).take(after, out, self.first_step, self.stop_step)
+        self._column(name).take(after, out, self.first_step, self.stop_step, threads)
         if name in self.following:
             self.following[name].correct(steps, out)
         else:
@@ -113,6 +120,20 @@ class Snapshot:
         done = np.empty(len(steps), bool)
         self.take("done", steps, done)
         return done
+
+
+_columns: weakref.WeakValueDictionary[tuple[str, str, str, int, int], Column] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def shared_column(root: Path, store_id: str, layout: ArrayLayout) -> Column:
+    """The column of this store that all its snapshots in this process read."""
+    key = (str(root), store_id, layout.path, layout.chunk_rows, layout.inner_rows)
+    column = _columns.get(key)
+    if column is None:
+        column = _columns[key] = (CodedColumn if layout.is_coded else MappedColumn)(root, layout)
+    return column
 
 
 def resolve(schema: Schema, names: Iterable[str] | None) -> dict[str, Field]:

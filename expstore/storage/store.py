@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from expstore.episode import nest
-from expstore.errors import SchemaError, StepRangeError
+from expstore.errors import SchemaError, StateError, StepRangeError
 from expstore.schema import Field, is_observation
 from expstore.spans import Spans
 from expstore.storage.commits import Root
 from expstore.storage.episodes import EpisodeRow
+from expstore.storage.parallel import ONE, Threads
 from expstore.storage.reading import STRIDE, Snapshot, resolve
 from expstore.storage.table import Episodes, row_of
 
@@ -164,11 +165,13 @@ class Store:
         self.read_into(steps.reshape(-1), out)
         return nest({name: a.reshape(steps.shape + a.shape[1:]) for name, a in out.items()})
 
-    def read_into(self, steps: NDArray[np.int64], out: dict[str, NDArray[Any]]) -> None:
+    def read_into(
+        self, steps: NDArray[np.int64], out: dict[str, NDArray[Any]], threads: Threads = ONE
+    ) -> None:
         """Read flat steps (n,), known to be held, into given arrays (n, *shape)."""
         if len(self._snapshots) == 1:
             for name, array in out.items():
-                self._snapshots[0].take(name, steps, array)
+                self._snapshots[0].take(name, steps, array, threads)
             return
         owner = steps // STRIDE
         for position in np.unique(owner).tolist():
@@ -176,7 +179,7 @@ class Store:
             local = steps[here] - position * STRIDE
             for name, array in out.items():
                 part = np.empty((len(here), *array.shape[1:]), array.dtype)
-                self._snapshots[position].take(name, local, part)
+                self._snapshots[position].take(name, local, part, threads)
                 array[here] = part
 
     def episode(self, number: int) -> dict[str, Any]:
@@ -204,11 +207,14 @@ class Store:
         return nest(flat)
 
     def _locate(self, number: int) -> tuple[Snapshot, int, int]:
+        number = int(_integers(number, "the episode number"))
         at = int(np.searchsorted(self.episode_numbers, number))
         if at == self.num_episodes or self.episode_numbers[at] != number:
+            numbers = self.episode_numbers
             raise StepRangeError(
                 f"episode {number} is not among the {self.num_episodes} episodes here"
-                + (f" ({self.episode_numbers[0]} to {self.episode_numbers[-1]})" if at else "")
+                + (f" ({numbers[0]} to {numbers[-1]})" if len(numbers) else "")
+                + "; `episodes` lists them"
             )
         position = number // STRIDE
         start = int(self.spans.start[at]) - position * STRIDE
@@ -266,17 +272,24 @@ class Store:
 
         Raises:
             SchemaError: a view by mask or list, which says nothing about new episodes.
+            StateError: the directory holds another store by now.
         """
         if all(snapshot.is_newest() for snapshot in self._snapshots):
             return self
         if self._fixed:
             raise SchemaError(
-                "a view by mask or by numbers cannot follow new commits; filter with a function"
+                "a view by mask or by numbers, and a pickled one by a function, cannot follow new "
+                "commits; open the store and filter with a function"
             )
         return self._at([Snapshot.of(snapshot.path) for snapshot in self._snapshots])
 
     def _at(self, snapshots: list[Snapshot]) -> Store:
         """This selection on newer snapshots; only episodes that are new are asked about."""
+        for old, new in zip(self._snapshots, snapshots, strict=True):
+            if old.root.store_id != new.root.store_id:
+                raise StateError(f"{new.path} is another store by now; open it anew")
+        for new in snapshots[1:]:
+            _check_same_fields(snapshots[0], new)
         if not self._rules:
             return Store(snapshots)
         selected = []
@@ -343,6 +356,12 @@ def absolute(path: str | os.PathLike[str]) -> Path:
 
 
 def _check_same_fields(one: Snapshot, other: Snapshot) -> None:
+    for snapshot in (one, other):
+        if not snapshot.schema.fields and one.schema != other.schema:
+            raise SchemaError(
+                f"{snapshot.path} has no fields yet, so it cannot be read together with others; "
+                "append to it first, or give its Writer a schema="
+            )
     ours, theirs = (
         {n: (f.shape, f.dtype) for n, f in s.schema.fields.items()} for s in (one, other)
     )
@@ -369,8 +388,12 @@ def _integers(values: ArrayLike, what: str) -> NDArray[np.int64]:
     array = np.asarray(values)
     if array.size == 0:
         return array.astype(np.int64)
+    if array.dtype.kind == "O" and all(isinstance(value, int) for value in array.flat):
+        raise StepRangeError(f"{what} must be below 2**63, got {max(array.flat, key=abs)}")
     if array.dtype.kind not in "iu":
         raise SchemaError(f"{what} must be integers, got dtype {array.dtype}")
+    if array.dtype.kind == "u" and int(array.max()) >= 1 << 63:  # would become negative
+        raise StepRangeError(f"{what} must be below 2**63, got {int(array.max())}")
     return array.astype(np.int64)
 
 

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from expstore.episode import Columns, Episode, end_of, flatten
+from expstore.episode import Columns, Episode, end_of, flatten, next_name
 from expstore.errors import SchemaError, WriterStateError
 from expstore.schema import FLAGS, Schema, is_observation
 from expstore.storage.open_episode import OpenEpisode
 
 BLOCK_BYTES = 1 << 20  # of rows collected before they are handed on
 BLOCK_STEPS = 256
+
+
+@dataclass(frozen=True)
+class StreamCalls:
+    """What a stream needs of its writer."""
+
+    check: Callable[[], None]  # raises if the writer cannot write any more
+    begin: Callable[[Schema], OpenEpisode]  # given the schema that the first step would define
+    end: Callable[[OpenEpisode, Mapping[str, NDArray[Any]], str], None]
+    drop: Callable[[], None]
 
 
 class EpisodeStream:
@@ -27,15 +38,15 @@ class EpisodeStream:
 
     def __init__(
         self,
-        begin: Callable[[Schema | None], OpenEpisode],
-        end: Callable[[OpenEpisode, Mapping[str, NDArray[Any]], str], None],
-        drop: Callable[[], None],
+        calls: StreamCalls,
+        schema: Schema,
         end_reason: str | None,
+        casts: dict[str, int] | None,
         where: str,
     ) -> None:
         self.num_steps = 0
-        self._begin, self._end, self._drop = begin, end, drop
-        self._end_reason, self._where = end_reason, where
+        self._calls, self._schema = calls, schema
+        self._end_reason, self._casts, self._where = end_reason, casts, where
         self._episode: OpenEpisode | None = None
         self._block: dict[str, NDArray[Any]] = {}  # one row of room per step
         self._filled = self._room = 0
@@ -64,7 +75,8 @@ class EpisodeStream:
         Args:
             step: fields, nested as in `append`, with one value each and no step axis; also
                 `next_<field>`, in every step or in none. A step that has nothing but
-                observations is the final observation: none can follow it.
+                observations, in a store that has other fields, is the final observation: none
+                can follow it.
 
         Raises:
             SchemaError: the step does not fit; it was not added.
@@ -72,13 +84,15 @@ class EpisodeStream:
         """
         self._check_open()
         where = f"{self._where}, step {self.num_steps}"
-        flat = flatten(step)
-        if self.num_steps and all(map(is_observation, flat)):
+        flat = flatten(step, where, self._schema.fields)
+        if self.num_steps and flat and self._is_final(flat):
             self._add_final(flat, where)
             return
         if self._ended or self._final:
-            what = f"{self._ended[0]!r} was true" if self._ended else "the final observation came"
-            raise SchemaError(f"{what} in the step before {where}; the episode ends there")
+            what = f"field {self._ended[0]!r} was true" if self._ended else "the final one came"
+            raise SchemaError(
+                f"no step can be added {where}: {what} in the step before; end the episode there"
+            )
         rows = self._one_row(flat, where)
         ended = [flag for flag in FLAGS if flag in rows and rows[flag].any()]
         if self._filled == self._room:
@@ -99,7 +113,7 @@ class EpisodeStream:
             return
         if not self.num_steps:
             self.discard()
-            raise SchemaError(f"the episode {self._where} is empty; discard() it instead")
+            raise SchemaError(f"there are no steps {self._where}; discard() it instead")
         try:
             reason = end_of(self._newest_flags(), self._where, self._end_reason)
             self._flush()
@@ -108,36 +122,40 @@ class EpisodeStream:
             raise
         self._closed = True
         assert self._episode is not None
-        self._end(self._episode, self._final, reason)
+        self._calls.end(self._episode, self._final, reason)
 
     def discard(self) -> None:
         """Drop the episode; what it wrote is written over by the next one."""
         if not self._closed:
             self._closed = True
-            self._drop()
+            self._calls.drop()
 
     def _newest_flags(self) -> dict[str, NDArray[Any]]:
         newest = slice(self._filled - 1, self._filled)
         return {flag: self._block[flag][newest] for flag in FLAGS if flag in self._block}
 
     def _one_row(self, flat: dict[str, Any], where: str) -> dict[str, NDArray[Any]]:
-        columns = Columns.of({name: _with_axis(value) for name, value in flat.items()}, where)
-        if self._episode is None:
-            self._start(columns)
-        assert self._episode is not None
-        if tuple(columns.following) != self._next_names:
+        columns = Columns.of_step(flat, where)
+        if self.num_steps and set(columns.following) != set(self._next_names):
             raise SchemaError(
                 f"next values must come in every step of an episode or in none, got "
-                f"{list(columns.following)} after {list(self._next_names)} {where}"
+                f"{sorted(columns.following)} after {sorted(self._next_names)} {where}; "
+                "give the same ones"
             )
-        episode = Episode.fit(columns, self._episode.schema, where)
+        schema = self._schema if self._schema.fields else columns.schema(where)
+        casts: dict[str, int] | None = None if self._casts is None else {}
+        episode = Episode.fit(columns, schema, where, casts=casts)
+        if not self.num_steps:
+            self._start(schema, tuple(columns.following))
+        for name, count in (casts or {}).items():
+            assert self._casts is not None
+            self._casts[name] = self._casts.get(name, 0) + count
         return {**episode.columns, **{f"next_{n}": v for n, v in episode.following.items()}}
 
-    def _start(self, columns: Columns) -> None:
-        episode = self._begin(columns.schema())
-        schema = episode.schema
-        Episode.fit(columns, schema, self._where)
-        self._episode, self._next_names = episode, tuple(columns.following)
+    def _start(self, schema: Schema, next_names: tuple[str, ...]) -> None:
+        self._episode = self._calls.begin(schema)
+        self._schema = schema = self._episode.schema
+        self._next_names = next_names
         step_bytes = sum(f.step_bytes for f in schema.fields.values())
         self._room = max(1, min(BLOCK_STEPS, BLOCK_BYTES // step_bytes))
         for name, f in schema.fields.items():
@@ -145,14 +163,25 @@ class EpisodeStream:
             if name in self._next_names:
                 self._block[f"next_{name}"] = np.empty_like(self._block[name])
 
+    def _is_final(self, flat: Mapping[str, Any]) -> bool:
+        """Whether a step has only observations where there are other fields, too."""
+        return all(map(is_observation, flat)) and not all(map(is_observation, self._schema.fields))
+
     def _add_final(self, flat: dict[str, Any], where: str) -> None:
         if self._final:
-            raise SchemaError(f"the final observation was given twice {self._where}")
-        assert self._episode is not None
-        schema = self._episode.schema
-        columns = Columns.of({name: _with_axis(value) for name, value in flat.items()}, where)
-        observed = Schema({n: f for n, f in schema.fields.items() if is_observation(n)})
-        self._final = {n: r[0] for n, r in Episode.fit(columns, observed, where).columns.items()}
+            raise SchemaError(f"the final observation comes twice {where}; give one of them")
+        columns = Columns.of_step(flat, where)
+        observed = Schema({n: f for n, f in self._schema.fields.items() if is_observation(n)})
+        final = Episode.fit(columns, observed, where, casts=self._casts).columns
+        for name in final:
+            if name in self._next_names:
+                given = self._block[next_name(name)][self._filled - 1]
+                if given.tobytes() != final[name].tobytes():
+                    raise SchemaError(
+                        f"the final {name!r} {where} differs from {next_name(name)!r} of the step "
+                        "before; give one of them"
+                    )
+        self._final = {name: rows[0] for name, rows in final.items()}
 
     def _flush(self) -> None:
         if not self._filled:
@@ -165,11 +194,5 @@ class EpisodeStream:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise WriterStateError(f"the episode {self._where} is over; open a new one")
-
-
-def _with_axis(value: Any) -> Any:
-    """One value as a column of one row."""
-    if hasattr(value, "detach"):
-        return value.detach()[None]
-    return np.asarray(value)[None]
+            raise WriterStateError(f"what was open {self._where} is over; open a new episode")
+        self._calls.check()

@@ -62,9 +62,11 @@ class Episodes(Sequence[EpisodeRow]):
 
     def _column(self, name: str) -> Any:
         if name == "number":
-            return self._numbers
+            return np.array(self._numbers)
         if name == "start":
             return np.array(self._starts)
+        if name == "seed":
+            return np.array([row[name] for row in self], object)
         if name not in self._snapshots[0].index.names:
             try:
                 return [row[name] for row in self]
@@ -79,8 +81,8 @@ class Episodes(Sequence[EpisodeRow]):
                 for s, c in zip(self._snapshots, self._selected, strict=True)
             ]
         )
-        if name in ("end_reason", "seed"):
-            return np.array([presented(name, v) for v in values], object if name == "seed" else str)
+        if name == "end_reason":
+            return np.array([presented(name, v) for v in values], str)
         return values
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from expstore.episode import Columns, Episode, encode_metadata
+from expstore.episode import Columns, Episode, check_end_reason, encode_metadata
 from expstore.errors import SchemaError, WriterStateError
 from expstore.schema import LAYOUTS, Schema
 from expstore.storage import files
+from expstore.storage.appenders import Appenders
 from expstore.storage.commits import (
     Commit,
     Recovery,
@@ -25,6 +26,7 @@ from expstore.storage.commits import (
     publish,
     read_root,
     recover,
+    remove_strays,
 )
 from expstore.storage.episodes import IndexRow
 from expstore.storage.layout import (
@@ -39,10 +41,10 @@ from expstore.storage.layout import (
     most_rows,
     parents,
 )
-from expstore.storage.mapped import MappedAppender
 from expstore.storage.open_episode import OpenEpisode
 from expstore.storage.store import absolute
-from expstore.storage.streaming import EpisodeStream
+from expstore.storage.streaming import EpisodeStream, StreamCalls
+from expstore.storage.undecided import is_undecided
 
 
 class Writer:
@@ -108,7 +110,7 @@ class Writer:
         self._broken: str | None = None
         self._closed = True
         self._stream: EpisodeStream | None = None
-        self._appenders: dict[str, MappedAppender] = {}
+        self._appenders = Appenders(self.path, Schema(), {}, {}, 0)
         self._lock = WriterLock(self.path) if lock else None
         self._open(schema)
 
@@ -151,14 +153,11 @@ class Writer:
 
     def _adopt(self, root: Root) -> None:
         """Continue after what `root` has committed."""
-        self._release_appenders()
-        self.schema = root.schema
-        self._arrays = dict(root.arrays)
+        self._appenders.close()
         self._counts = {name: stop for name, (_, stop) in root.commit.dims.items()}
-        self._appenders = {
-            path: MappedAppender(self.path, layout, self._counts[layout.dimension])
-            for path, layout in self._arrays.items()
-        }
+        self._appenders = Appenders(
+            self.path, root.schema, root.arrays, self._counts, self._most_rows
+        )
         self._note()
 
     def __enter__(self) -> Writer:
@@ -183,20 +182,20 @@ class Writer:
                 self.commit()
         finally:
             self._closed = True
-            self._release_appenders()
+            self._appenders.close()
             files.close(self._noted)
             self._release()
-
-    def _release_appenders(self) -> None:
-        for appender in self._appenders.values():
-            appender.close()
-        self._appenders = {}
 
     def _release(self) -> None:
         if self._lock and os.getpid() == self._process:
             self._lock.release()
 
     # -- writing ---------------------------------------------------------------------------------
+
+    @property
+    def schema(self) -> Schema:
+        """The fields; none until the first episode, unless `schema=` was given."""
+        return self._appenders.schema
 
     @property
     def num_steps(self) -> int:
@@ -228,20 +227,21 @@ class Writer:
 
         Raises:
             SchemaError: the episode does not fit; nothing was written.
-            StorageError: the system refused to write; the episode is not in the store.
+            StorageError: the system refused. If rows could not be written, the episode is not
+                in the store; if it was the commit that was due, the episode counts (see
+                `num_episodes`) and comes with the next commit.
         """
         self._check_ready("append")
         where = f"in episode {self.num_episodes}"
-        columns = Columns.of(data, where)
-        schema = self.schema if self.schema.fields else self._with_layout(columns.schema())
+        columns = Columns.of(data, where, self.schema.fields)
+        schema = self.schema if self.schema.fields else self._with_layout(columns.schema(where))
         casts: dict[str, int] | None = {} if self._cast else None
         episode = Episode.fit(columns, schema, where, end_reason, casts)
         seed, text = _split_seed(metadata, where)
         if not self.schema.fields:
             self._define(schema)
         self._undone_on_error(lambda: self._write(episode, seed, text))
-        for name, count in (casts or {}).items():
-            self.casts[name] = self.casts.get(name, 0) + count
+        self._count_casts(casts)
         self._commit_if_due()
         return self.num_episodes - 1
 
@@ -258,18 +258,23 @@ class Writer:
         """
         self._check_ready("open an episode")
         where = f"in episode {self.num_episodes}"
+        check_end_reason(end_reason, where)
         seed, text = _split_seed(metadata, where)
+        casts: dict[str, int] | None = {} if self._cast else None
 
         def end(episode: OpenEpisode, final: Mapping[str, NDArray[Any]], reason: str) -> None:
             self._stream = None
             self._undone_on_error(lambda: self._finish(episode, final, reason, seed, text))
+            self._count_casts(casts)
             self._commit_if_due()
 
         def drop() -> None:
             self._stream = None
-            self._rewind()
+            if self._broken is None and os.getpid() == self._process:
+                self._rewind()
 
-        self._stream = EpisodeStream(self._begin, end, drop, end_reason, where)
+        calls = StreamCalls(self._check_open, self._begin, end, drop)
+        self._stream = EpisodeStream(calls, self.schema, end_reason, casts, where)
         return self._stream
 
     def commit(self) -> int:
@@ -286,17 +291,15 @@ class Writer:
             name: (self._root.commit.dims.get(name, (0, 0))[0], stop)
             for name, stop in self._counts.items()
         }
-        if dims == self._root.commit.dims and self._root.schema == self.schema:
+        is_provisional = self._stream is not None and self._is_undefined()
+        if is_provisional or (dims == self._root.commit.dims and self._root.schema == self.schema):
             return self._root.commit.number
-        for appender in self._appenders.values():
-            appender.flush()
+        self._appenders.decide()
+        self._appenders.flush()
         self._broken = "a commit was interrupted"
-        if self._durable:
-            files.together(call for a in self._appenders.values() for call in a.syncs())
-        for appender in self._appenders.values():
-            appender.synced()
+        self._appenders.place(durable=self._durable)
         commit = Commit(self._root.commit.number + 1, time.time(), dims)
-        root = Root(self._root.store_id, self.schema, commit, self._arrays)
+        root = Root(self._root.store_id, self.schema, commit, dict(self._appenders.arrays))
         publish(self.path, root, durable=self._durable)
         self._root, self._broken = root, None
         self._last_commit = time.monotonic()
@@ -313,17 +316,18 @@ class Writer:
         """Create the arrays; they are published with the next commit."""
         schema = self._with_layout(schema)
         arrays = arrays_of(schema, self._most_rows)
+        # Chunks of another schema, whose first episode was dropped, may be of another size.
+        remove_strays(self.path, self._root)
         for path in arrays:
             files.make_directory(self.path / path)
         if self._durable:
             groups = [self.path / group for group in ("", *parents(arrays))]
             files.together([lambda g=g: files.sync_directory(g) for g in groups])  # type: ignore[misc]
-        self.schema, self._arrays = schema, arrays
-        self._appenders = {p: MappedAppender(self.path, a, 0) for p, a in arrays.items()}
         self._counts.update({a.dimension: 0 for a in arrays.values()})
+        self._appenders = Appenders(self.path, schema, arrays, self._counts, self._most_rows)
 
     def _with_layout(self, schema: Schema) -> Schema:
-        """The schema with the layouts asked for, "auto" decided."""
+        """The schema with the layouts asked for; "auto" stays where data must decide."""
         asked = self._layout
         if isinstance(asked, Mapping):
             for name in asked:
@@ -337,7 +341,13 @@ class Writer:
                 raise SchemaError(
                     f"layout of field {name!r} must be one of {', '.join(LAYOUTS)}, got {layout!r}"
                 )
-        return Schema({n: replace(f, layout="mapped") for n, f in schema.fields.items()})
+        asked_for = {n: replace(f, layout=chosen[n]) for n, f in schema.fields.items()}
+        return Schema(
+            {
+                n: replace(f, layout="mapped") if f.layout == "auto" and not is_undecided(f) else f
+                for n, f in asked_for.items()
+            }
+        )
 
     def _begin(self, schema: Schema | None) -> OpenEpisode:
         if schema is not None and not self.schema.fields:
@@ -362,10 +372,7 @@ class Writer:
         for path, value in row.columns(metadata_end).items():
             self._appenders[path].append(value)
         # From here on the episode counts.
-        self._counts = {
-            layout.dimension: self._appenders[path].num_rows
-            for path, layout in self._arrays.items()
-        }
+        self._counts = self._appenders.counts()
         self._note()
 
     def _undone_on_error(self, action: Callable[[], None]) -> None:
@@ -377,10 +384,17 @@ class Writer:
 
     def _rewind(self) -> None:
         """Forget rows that belong to no whole episode, and a schema that only they defined."""
-        if not self.num_episodes and not self._root.schema.fields:
+        if self._is_undefined():
             self._adopt(self._root)
-        for path, appender in self._appenders.items():
-            appender.rewind(self._counts[self._arrays[path].dimension])
+        self._appenders.rewind(self._counts)
+
+    def _is_undefined(self) -> bool:
+        """Whether nothing but an episode that is not whole says what the fields are."""
+        return not self.num_episodes and not self._root.schema.fields
+
+    def _count_casts(self, casts: dict[str, int] | None) -> None:
+        for name, count in (casts or {}).items():
+            self.casts[name] = self.casts.get(name, 0) + count
 
     def _note(self) -> None:
         note_writing(self.path, self._noted, self.num_episodes, self.num_steps)
@@ -447,7 +461,7 @@ def _check_sizes(
         not isinstance(chunk_steps, int) or chunk_steps < 1 or chunk_steps & (chunk_steps - 1)
     ):
         raise SchemaError(f"chunk_steps must be a power of two, got {chunk_steps!r}")
-    if expected_steps is not None and expected_steps < 0:
-        raise SchemaError(f"expected_steps must be >= 0, got {expected_steps}")
+    if expected_steps is not None and (not isinstance(expected_steps, int) or expected_steps < 0):
+        raise SchemaError(f"expected_steps must be an integer >= 0, got {expected_steps!r}")
     if not commit_interval_s >= 0:
         raise SchemaError(f"commit_interval_s must be >= 0, got {commit_interval_s}")

@@ -1,0 +1,86 @@
+"""What a recording runs on: the environment, the policy, and their versions."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from expstore.errors import MissingExtraError, SourceError
+
+Policy = Callable[[Any], Any]  # observation -> action
+
+PREFIX = "gym:"
+VERSIONED = ("gymnasium", "numpy", "mujoco", "ale_py")  # what decides how an episode goes
+
+
+def make_environment(env_id: str) -> Any:
+    """`gymnasium.make`, with the Atari games registered where they are installed.
+
+    Raises:
+        MissingExtraError: gymnasium, or what the environment needs, is not installed.
+        SourceError: there is no such environment.
+    """
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise MissingExtraError(
+            "recording needs gymnasium; install it with: pip install 'expstore[gym]'"
+        ) from error
+    if env_id.startswith("ALE/"):
+        _register_atari(gymnasium)
+    try:
+        # The checker warns about how an environment is made; here it is recorded as it is.
+        return gymnasium.make(env_id, disable_env_checker=True)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise MissingExtraError(f"{env_id} cannot run: {error}") from error
+    except (gymnasium.error.Error, ImportError) as error:
+        raise SourceError(f"{PREFIX}{env_id} cannot be made: {error}") from error
+
+
+def _register_atari(gymnasium: Any) -> None:
+    try:
+        import ale_py
+    except ImportError as error:
+        raise MissingExtraError(
+            "Atari games need ale-py; install it with: pip install ale-py"
+        ) from error
+    gymnasium.register_envs(ale_py)
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+
+
+def policy_of(policy: str | Policy) -> tuple[Policy | None, str]:
+    """The function, None for random actions, and the name that is kept with each episode.
+
+    Raises:
+        SourceError: it is neither "random" nor something that can be imported and called.
+    """
+    if callable(policy):
+        named = policy if hasattr(policy, "__qualname__") else type(policy)
+        return policy, f"{named.__module__}:{named.__qualname__}"
+    if policy == "random":
+        return None, policy
+    module, _, function = policy.partition(":")
+    if not module or not function:
+        raise SourceError(f"policy must be random or module:function, got {policy!r}")
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise SourceError(f"policy {policy!r} cannot be imported: {error}") from error
+    for part in function.split("."):
+        found = getattr(found, part, None)  # type: ignore[assignment]
+    if not callable(found):
+        raise SourceError(f"policy {policy!r}: {module} has no function {function!r}")
+    return found, policy
+
+
+def versions_of(environment: Any) -> dict[str, str]:
+    """Versions of the packages that decide how an episode goes, as far as they are loaded."""
+    home = type(environment.unwrapped).__module__.split(".")[0]
+    modules = {name: sys.modules.get(name) for name in (*VERSIONED, home)}
+    return {
+        name: str(module.__version__)
+        for name, module in modules.items()
+        if module is not None and hasattr(module, "__version__")
+    }

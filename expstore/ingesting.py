@@ -1,0 +1,283 @@
+"""ingest_from: episodes of a source appended to a store, and a report of every row."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from importlib import metadata as packages
+from pathlib import Path
+from typing import Any
+
+from expstore.episode import Columns, flatten
+from expstore.errors import SchemaError, SourceError
+from expstore.formats.source import Imported, Source, SourceEpisode, open_source
+from expstore.ingest.environments import PREFIX, Policy
+from expstore.ingest.interrupts import Interrupts
+from expstore.ingest.recorder import GymSource
+from expstore.ingest.report import IngestInterrupted, IngestReport, Progress
+from expstore.schema import is_observation
+from expstore.storage.store import open_store
+from expstore.storage.writer import Writer
+
+GYM = PREFIX.removesuffix(":")  # as a name of a format
+SOURCE_KEY = "source"  # of each episode's metadata: name, episode, importer, provenance
+
+
+def ingest_from(
+    source: str | os.PathLike[str] | Source,
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    resume: bool = False,
+    episodes: int | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    policy: str | Policy | None = None,
+    cast: bool = False,
+    layout: str | Mapping[str, str] = "auto",
+    progress: Callable[[Progress], None] | None = None,
+) -> IngestReport:
+    """Append the episodes of a source to a store, which is created if there is none.
+
+    Args:
+        source: a file or directory in a known format, `gym:ENV_ID` to roll episodes out, or an
+            object with the methods of `expstore.formats.Source`.
+        path: the store's directory.
+        format: name of the source's format; by default its content decides.
+        resume: append what the store does not have of this source yet. Without, a store that
+            has episodes of it already is refused.
+        episodes: the store is to have that many of this source, counted from its beginning.
+        steps: for `gym:`, likewise in steps; the last episode is cut there.
+        seed: for `gym:`, episode k is reset with `seed + k`; 0 by default.
+        policy: for `gym:`, "random" (the default), "module:function", or a function from
+            observation to action.
+        cast: as for `Writer`.
+        layout: as for `Writer`.
+        progress: called after each episode, and now and then in it.
+
+    Returns:
+        The report. Parts that could not be read, or did not fit, are in its `failures`; all
+        others were appended.
+
+    Raises:
+        SourceError: the source cannot be read, or the store has episodes of it already.
+        SchemaError: the source's episodes do not fit the store at all.
+        KeyboardInterrupt: Ctrl-C; every whole episode was kept, and the exception's `report`
+            says which. Errors that end an import later keep whole episodes likewise.
+
+    Example:
+        >>> import numpy as np, os, tempfile, expstore
+        >>> os.chdir(tempfile.mkdtemp())
+        >>> os.mkdir("recorded")
+        >>> np.savez("recorded/ep0.npz", observation=np.zeros((4, 2)), action=np.zeros((3, 1)))
+        >>> report = expstore.ingest_from("recorded", "demo.exp")
+        >>> report.num_episodes, report.num_steps, report.final_observations
+        (1, 3, 1)
+    """
+    opened = _opened(source, format, episodes=episodes, steps=steps, seed=seed, policy=policy)
+    with contextlib.closing(opened), Interrupts() as interrupts:
+        with Writer(path, cast=cast, layout=layout) as writer:
+            run = _Run(opened, writer, resume=resume, limit=episodes, progress=progress)
+            interrupted = False
+            try:
+                run.append_all(interrupts)
+            except KeyboardInterrupt:
+                interrupted = True
+            except Exception as error:
+                run.explain(error)
+                raise
+            run.commit()
+        report = run.report(interrupted)
+    if interrupted:
+        raise IngestInterrupted(report)
+    return report
+
+
+class _Run:
+    """One import while it runs."""
+
+    def __init__(
+        self,
+        source: Source,
+        writer: Writer,
+        *,
+        resume: bool,
+        limit: int | None,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._source, self._writer = source, writer
+        self._progress = progress or (lambda _: None)
+        self._started = time.monotonic()
+        self._imported = _imported(writer.path, source.name)
+        if self._imported.num_episodes and not resume:
+            raise SourceError(
+                f"{writer.path} has {self._imported.num_episodes} episodes of {source.name} "
+                "already; continue after them with --resume (resume=True), or give another store"
+            )
+        self._before = writer.num_episodes, writer.num_steps
+        self._had_schema = bool(writer.schema.fields)
+        self._limit, self._room = limit, _less(limit, self._imported.num_episodes)
+        self._num_bytes = self._final_observations = self._commit = 0
+        self._provenance = {"name": source.name, "importer": f"expstore {_version()}"}
+        source.account.listener = self._report_progress
+
+    @property
+    def _num_episodes(self) -> int:
+        return self._writer.num_episodes - self._before[0]
+
+    @property
+    def _num_steps(self) -> int:
+        return self._writer.num_steps - self._before[1]
+
+    def append_all(self, interrupts: Interrupts) -> None:
+        """Append episode after episode; Ctrl-C ends it only while the source is read."""
+        episodes = self._source.episodes(self._imported)
+        while self._num_episodes != self._room:
+            with interrupts.allowed():
+                episode = next(episodes, None)
+            if episode is None:
+                return
+            self._append(episode)
+            self._report_progress()
+
+    def commit(self) -> None:
+        """Publish all of it, so that the report can say so."""
+        self._commit = self._writer.commit()
+
+    def explain(self, error: Exception) -> None:
+        """Add to an error what it leaves behind."""
+        if self._num_episodes:
+            kept = f"{self._num_episodes} whole episodes were kept in {self._writer.path}"
+            error.add_note(f"{kept}; continue after them with --resume (resume=True)")
+
+    def report(self, is_interrupted: bool) -> IngestReport:
+        store, account = open_store(self._writer.path), self._source.account
+        reasons = store.episodes["end_reason"][self._before[0] :]
+        return IngestReport(
+            source=self._source.name,
+            description=self._source.describe(),
+            store=str(self._writer.path),
+            num_episodes=self._num_episodes,
+            num_steps=self._num_steps,
+            num_bytes=self._num_bytes,
+            duration_s=time.monotonic() - self._started,
+            episodes_before=self._imported.num_episodes,
+            store_episodes=store.num_episodes,
+            store_steps=store.num_steps,
+            commit=self._commit,
+            end_reasons=dict(Counter(reasons.tolist())),
+            boundary_rule=self._source.boundary_rule,
+            final_observations=self._final_observations,
+            dropped_steps=dict(account.dropped_steps),
+            skipped_episodes=dict(account.skipped_episodes),
+            failures=tuple(account.failures),
+            dtype_changes=dict(account.dtype_changes),
+            casts=dict(self._writer.casts),
+            lost_episodes=self._writer.recovery.lost_episodes,
+            is_interrupted=is_interrupted,
+        )
+
+    def _append(self, episode: SourceEpisode) -> None:
+        account = self._source.account
+        account.unfinished_steps = 0
+        if _is_empty(episode.data):
+            account.skip("no steps in it")
+            return
+        if SOURCE_KEY in episode.metadata:
+            account.fail(episode.key, f"metadata {SOURCE_KEY!r} is written by ingest; rename it")
+            return
+        try:
+            columns = Columns.of(episode.data, "here")
+        except SchemaError as error:
+            account.fail(episode.key, str(error))
+            return
+        found = {**self._provenance, "episode": episode.key, **episode.provenance}
+        metadata = {SOURCE_KEY: found, **episode.metadata}
+        try:
+            self._writer.append(episode.data, end_reason=episode.end_reason, **metadata)
+        except SchemaError as error:
+            # The first one does not fit what the store had before: no other will.
+            if self._had_schema and not self._num_episodes:
+                raise
+            account.fail(episode.key, str(error))
+            return
+        arrays = (*columns.arrays.values(), *columns.following.values(), *columns.final.values())
+        self._num_bytes += sum(array.nbytes for array in arrays)
+        has_final = columns.final or any(map(is_observation, columns.following))
+        self._final_observations += bool(has_final)
+
+    def _report_progress(self) -> None:
+        imported, num_episodes = self._imported, self._source.num_episodes
+        known = [n for n in (num_episodes, self._limit) if n is not None]
+        num_steps = self._num_steps + self._source.account.unfinished_steps
+        self._progress(
+            Progress(
+                num_episodes=self._num_episodes,
+                num_steps=num_steps,
+                num_bytes=self._num_bytes,
+                remaining_episodes=_less(min(known, default=None), imported.num_episodes),
+                remaining_steps=_less(self._source.num_steps, imported.num_steps),
+            )
+        )
+
+
+def _opened(
+    source: str | os.PathLike[str] | Source,
+    format: str | None,
+    *,
+    episodes: int | None,
+    steps: int | None,
+    seed: int | None,
+    policy: str | Policy | None,
+) -> Source:
+    if episodes is not None and episodes < 0:
+        raise SourceError(f"episodes must be >= 0, got {episodes}")
+    if isinstance(source, (str, os.PathLike)) and format in (None, GYM):
+        name = os.fspath(source)
+        if name.startswith(PREFIX):
+            return GymSource(
+                name.removeprefix(PREFIX),
+                num_episodes=episodes,
+                num_steps=steps,
+                seed=0 if seed is None else seed,
+                policy="random" if policy is None else policy,
+            )
+    for option, value in {"steps": steps, "seed": seed, "policy": policy}.items():
+        if value is not None:
+            raise SourceError(f"{option} is for {PREFIX}ENV_ID; leave it out for other sources")
+    if isinstance(source, (str, os.PathLike)):
+        return open_source(source, format)
+    return source
+
+
+def _imported(path: Path, name: str) -> Imported:
+    """What the store at `path` has of the source of that name."""
+    keys, num_steps = set(), 0
+    for row in open_store(path).episodes:
+        found = row.get(SOURCE_KEY)
+        if isinstance(found, dict) and found.get("name") == name:
+            keys.add(found["episode"])
+            num_steps += row["length"]
+    return Imported(frozenset(keys), num_steps)
+
+
+def _is_empty(data: Mapping[str, Any]) -> bool:
+    """Whether an episode has no step: empty columns, and at most the observation of a reset."""
+    lengths = {name: len(column) for name, column in flatten(data, "here").items()}
+    return 0 in lengths.values() and all(
+        length == 0 or (length == 1 and is_observation(name)) for name, length in lengths.items()
+    )
+
+
+def _less(total: int | None, imported: int) -> int | None:
+    return None if total is None else max(0, total - imported)
+
+
+def _version() -> str:
+    try:
+        return packages.version("expstore")
+    except packages.PackageNotFoundError:  # run from its sources
+        return "unknown"

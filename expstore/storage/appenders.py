@@ -1,0 +1,107 @@
+"""The appenders of all arrays of a store, which go forward and back together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from expstore.schema import Schema
+from expstore.storage import files
+from expstore.storage.coded import CodedAppender
+from expstore.storage.layout import ArrayLayout, arrays_of
+from expstore.storage.mapped import MappedAppender
+from expstore.storage.undecided import Appender, UndecidedAppender, choose, is_undecided
+
+
+class Appenders(Mapping[str, Appender]):
+    """One appender for each array, by path.
+
+    Attributes:
+        schema: with the layouts decided so far.
+        arrays: every array's layout.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        schema: Schema,
+        arrays: Mapping[str, ArrayLayout],
+        counts: Mapping[str, int],
+        most_rows: int,
+    ) -> None:
+        self.schema = schema
+        self.arrays = dict(arrays)
+        self._root, self._most_rows = root, most_rows
+        self._undecided = {n for n, f in schema.fields.items() if is_undecided(f)}
+        waiting = {path for name in self._undecided for path in _arrays_of_field(schema, name)}
+        self._appenders: dict[str, Appender] = {
+            path: UndecidedAppender(self.decide)
+            if path in waiting
+            else self._appender(layout, counts[layout.dimension])
+            for path, layout in self.arrays.items()
+        }
+
+    def __getitem__(self, path: str) -> Appender:
+        return self._appenders[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._appenders)
+
+    def __len__(self) -> int:
+        return len(self._appenders)
+
+    def counts(self) -> dict[str, int]:
+        """Rows appended along each dimension; all arrays of one must agree."""
+        return {a.dimension: self._appenders[path].num_rows for path, a in self.arrays.items()}
+
+    def decide(self) -> None:
+        """Choose the layout of the fields that waited for data, if there is some by now."""
+        for name in sorted(self._undecided):
+            step_array = self._appenders[f"steps/{name}"]
+            assert isinstance(step_array, UndecidedAppender), name
+            if step_array.num_rows:
+                self._settle(name, choose(self.schema[name], step_array.rows()))
+
+    def flush(self) -> None:
+        """Hand all rows to the operating system; can be called again when that failed."""
+        for appender in self._appenders.values():
+            appender.flush()
+
+    def place(self, *, durable: bool) -> None:
+        """Put what was flushed where the next commit will look for it."""
+        if durable:
+            files.together(c for appender in self._appenders.values() for c in appender.syncs())
+        changed = [path for path, appender in self._appenders.items() if appender.place()]
+        if durable:
+            files.together([partial(files.sync_directory, self._root / path) for path in changed])
+
+    def rewind(self, counts: Mapping[str, int]) -> None:
+        """Forget the rows that go beyond `counts` of each dimension."""
+        for path, layout in self.arrays.items():
+            self._appenders[path].rewind(counts[layout.dimension])
+
+    def close(self) -> None:
+        for appender in self._appenders.values():
+            appender.close()
+
+    def _settle(self, name: str, layout: str) -> None:
+        field = replace(self.schema[name], layout=layout)
+        self.schema = Schema({**self.schema.fields, name: field})
+        settled = arrays_of(self.schema, self._most_rows)
+        self._undecided.remove(name)
+        for path in _arrays_of_field(self.schema, name):
+            self.arrays[path] = settled[path]
+            waiting = self._appenders[path]
+            assert isinstance(waiting, UndecidedAppender), path
+            waiting.become(self._appender(settled[path], 0))
+
+    def _appender(self, layout: ArrayLayout, num_rows: int) -> Appender:
+        kind = CodedAppender if layout.is_coded else MappedAppender
+        return kind(self._root, layout, num_rows)
+
+
+def _arrays_of_field(schema: Schema, name: str) -> list[str]:
+    """The arrays whose layout is that of the field."""
+    return [f"steps/{name}", *([f"next/{name}/value"] if schema[name].has_next else [])]

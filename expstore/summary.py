@@ -1,0 +1,257 @@
+"""inspect: the numbers by which people judge a store, or one episode of it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expstore.schema import Field
+from expstore.storage import files
+from expstore.storage.store import Store, open_store
+
+NUM_BINS = 24
+BLOCK_BYTES = 16 << 20  # of an episode's rows read at a time
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """How a number is spread over the episodes; of the finite values only."""
+
+    min: float
+    median: float
+    mean: float
+    max: float
+    counts: tuple[int, ...]  # episodes in bins of equal width from min to max
+    num_not_finite: int = 0  # NaN or infinite, left out above
+
+
+@dataclass(frozen=True)
+class FieldSummary:
+    """One field of a store."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+    num_bytes: int  # of its live rows as arrays
+    allocated_bytes: int  # on disk, next values included
+
+
+@dataclass(frozen=True)
+class StoreSummary:
+    """A store as of its newest commit.
+
+    Attributes:
+        allocated_bytes: the directory's, on disk; that of the fields and of the index together.
+        end_reasons: how many episodes ended so, most frequent first.
+        length: of the episodes in steps; None where there are none.
+        returns: "return" -> its distribution, "return[0]" and so on where rewards are vectors.
+    """
+
+    path: str
+    store_id: str
+    commit: int
+    commit_time: float  # seconds since 1970, UTC
+    num_episodes: int
+    num_steps: int
+    allocated_bytes: int
+    fields: tuple[FieldSummary, ...]
+    end_reasons: Mapping[str, int]
+    length: Distribution | None
+    returns: Mapping[str, Distribution]
+
+
+@dataclass(frozen=True)
+class FieldRange:
+    """The values of one field in one episode; of the finite ones only."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    min: float | None  # None where no value is finite
+    mean: float | None
+    max: float | None
+    num_not_finite: int
+
+
+@dataclass(frozen=True)
+class EpisodeSummary:
+    """One episode of a store."""
+
+    path: str
+    number: int
+    start: int  # its first step
+    length: int
+    end_reason: str
+    has_final_observation: bool
+    returned: Any  # a number, a list where rewards are vectors, None without rewards
+    seed: int | None
+    metadata: Mapping[str, Any]
+    fields: tuple[FieldRange, ...]
+
+
+@overload
+def inspect(path: str | os.PathLike[str]) -> StoreSummary: ...
+@overload
+def inspect(path: str | os.PathLike[str], episode: int) -> EpisodeSummary: ...
+def inspect(
+    path: str | os.PathLike[str], episode: int | None = None
+) -> StoreSummary | EpisodeSummary:
+    """Sum up a store, or one episode of it; it may be written meanwhile.
+
+    Args:
+        path: the store's directory.
+        episode: the number of an episode.
+
+    Raises:
+        NotAStoreError: there is no store at `path`.
+        StepRangeError: there is no such episode.
+
+    Example:
+        >>> import numpy as np, expstore
+        >>> with expstore.Writer("demo.exp") as writer:
+        ...     writer.append({"observation": np.zeros((4, 2)), "reward": np.ones(3)})
+        0
+        >>> expstore.inspect("demo.exp").returns["return"].max
+        3.0
+        >>> expstore.inspect("demo.exp", episode=0).end_reason
+        'cut'
+    """
+    store = open_store(path)
+    return _of_store(store) if episode is None else _of_episode(store, episode)
+
+
+def _of_store(store: Store) -> StoreSummary:
+    snapshot, episodes = store.snapshots[0], store.episodes
+    length = distribution(np.asarray(episodes["length"]))
+    returns = {
+        name: found
+        for name, values in _return_columns(store)
+        if (found := distribution(values)) is not None
+    }
+    return StoreSummary(
+        path=str(snapshot.path),
+        store_id=snapshot.root.store_id,
+        commit=snapshot.root.commit.number,
+        commit_time=snapshot.root.commit.time,
+        num_episodes=store.num_episodes,
+        num_steps=store.num_steps,
+        allocated_bytes=allocated_below(snapshot.path),
+        fields=tuple(_field(store, name, f) for name, f in store.fields.items()),
+        end_reasons=dict(Counter(episodes["end_reason"].tolist()).most_common()),
+        length=length,
+        returns=returns,
+    )
+
+
+def _field(store: Store, name: str, field: Field) -> FieldSummary:
+    path = store.paths[0]
+    return FieldSummary(
+        name=name,
+        shape=field.shape,
+        dtype=field.dtype,
+        layout=field.layout,
+        num_bytes=store.num_steps * field.step_bytes,
+        allocated_bytes=allocated_below(path / "steps" / name)
+        + allocated_below(path / "next" / name),
+    )
+
+
+def _return_columns(store: Store) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    if "return" not in store.episodes.columns or not store.num_episodes:
+        return
+    returns = np.asarray(store.episodes["return"])
+    for at in np.ndindex(returns.shape[1:]):
+        suffix = f"[{','.join(map(str, at))}]" if returns[0].size > 1 else ""
+        yield f"return{suffix}", returns[(slice(None), *at)]
+
+
+def distribution(values: NDArray[Any]) -> Distribution | None:
+    """The distribution of (E,) numbers; None where none is finite.
+
+    >>> distribution(np.array([1, 1, 2, 4])).counts
+    (2, 1, 0, 1)
+    """
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return None
+    low, high = finite.min(), finite.max()
+    whole = values.dtype.kind in "iu" and high - low < NUM_BINS
+    num_bins = int(high - low) + 1 if whole else NUM_BINS
+    # Halved, since the distance between two floats can be too large for a float.
+    width = high / 2 - low / 2
+    if not width:
+        counts = np.array([len(finite)])
+    else:
+        share = (finite / 2 - low / 2) / width
+        counts = np.bincount(np.minimum((share * num_bins).astype(int), num_bins - 1))
+    return Distribution(
+        min=float(low),
+        median=float(np.median(finite)),
+        mean=float(finite.mean()),
+        max=float(high),
+        counts=tuple(counts.tolist()),
+        num_not_finite=len(values) - len(finite),
+    )
+
+
+def _of_episode(store: Store, number: int) -> EpisodeSummary:
+    store.filter([number])  # raises where there is none
+    row = store.episodes[int(np.searchsorted(store.episode_numbers, number))]
+    start, length = row["start"], row["length"]
+    returned = row.get("return")
+    return EpisodeSummary(
+        path=str(store.paths[0]),
+        number=number,
+        start=start,
+        length=length,
+        end_reason=row["end_reason"],
+        has_final_observation=bool(store.read([start + length - 1], ["has_next"])["has_next"][0]),
+        returned=returned.tolist() if isinstance(returned, np.ndarray) else returned,
+        seed=row["seed"],
+        metadata=row["metadata"],
+        fields=tuple(
+            _range(store, name, f, start, start + length) for name, f in store.fields.items()
+        ),
+    )
+
+
+def _range(store: Store, name: str, field: Field, start: int, stop: int) -> FieldRange:
+    block = max(1, BLOCK_BYTES // field.step_bytes)
+    low, high, total, count, num_values = math.inf, -math.inf, 0.0, 0, 0
+    for first in range(start, stop, block):
+        rows = np.empty((min(block, stop - first), *field.shape), field.stored_dtype)
+        store.read_into(np.arange(first, first + len(rows)), {name: rows})
+        values = _as_numbers(rows, field.dtype)
+        finite = values[np.isfinite(values)]
+        num_values += values.size
+        count += finite.size
+        if finite.size:
+            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+            total += float(finite.mean(dtype=np.float64)) * finite.size
+    known = (low, total / count, high) if count else (None, None, None)
+    return FieldRange(name, field.shape, field.dtype, *known, num_values - count)
+
+
+def _as_numbers(rows: NDArray[Any], dtype: str) -> NDArray[Any]:
+    if dtype == "bfloat16":
+        return (rows.astype(np.uint32) << 16).view(np.float32)
+    return rows
+
+
+def allocated_below(path: Path) -> int:
+    """Bytes that the files of a directory take on disk, those of directories in it included."""
+    return sum(
+        allocated_below(Path(entry.path))
+        if entry.is_dir(follow_symlinks=False)
+        else files.allocated_bytes(Path(entry.path))
+        for entry in files.list_directory(path)
+    )

@@ -1,0 +1,194 @@
+"""What a store holds, read in four ways: `expstore`, its `verify`, zarr-python and tensorstore."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorstore
+import zarr
+from numpy.typing import NDArray
+
+import expstore
+from expstore.errors import NotAStoreError
+from expstore.storage.commits import read_history
+from expstore.storage.maintain import verify
+from tests.torture.episodes import Known, Plan, expected_arrays, known_episode
+
+CHECKSUMS = ("episodes/crc32c/", "episodes/index_crc32c")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What every reader agreed on."""
+
+    num_episodes: int
+    num_steps: int
+    commit: int  # number of the newest, -1 where there is no store yet
+    num_lagging: int  # single arrays that are shorter than the commit, or not there yet
+
+
+def check_store(path: Path, seed: int, allowed: Collection[int], *, sample: int = 0) -> Found:
+    """Read the whole store in every way and compare it, byte by byte, with what it must be.
+
+    Args:
+        allowed: numbers of episodes that may be committed.
+        sample: how many episodes `Store.episode` is asked for, 0 for all.
+
+    Raises:
+        AssertionError: something is not as it must be.
+    """
+    try:
+        store = expstore.open(path)
+    except NotAStoreError:
+        assert 0 in allowed and not (path / "zarr.json").exists(), f"no store, allowed: {allowed}"
+        return Found(0, 0, -1, 0)
+    assert store.num_episodes in allowed, f"{store.num_episodes} episodes, allowed: {allowed}"
+    plan, commit = Plan.of(seed), store.snapshots[0].root.commit
+    episodes = [known_episode(seed, number) for number in range(store.num_episodes)]
+    arrays = expected_arrays(plan, episodes) if store.fields else {}
+    _check_with_expstore(store, plan, episodes, sample)
+    whole = _check_with_zarr(path, arrays)
+    lagging = _check_with_tensorstore(path, whole, _lengths(path))
+    verified = verify(path)
+    assert verified.is_sound, verified.problems
+    assert (verified.num_episodes, verified.num_steps) == (len(store.episodes), store.num_steps)
+    _check_history(path, commit.number)
+    return Found(store.num_episodes, store.num_steps, commit.number, lagging)
+
+
+def _check_with_expstore(
+    store: expstore.Store, plan: Plan, episodes: list[Known], sample: int
+) -> None:
+    rng = np.random.default_rng(len(episodes))
+    numbers = range(len(episodes))
+    if sample and len(episodes) > sample:
+        numbers = sorted({len(episodes) - 1, *rng.choice(len(episodes), sample).tolist()})
+    assert store.num_steps == sum(map(len, episodes))
+    for number in numbers:
+        check_episode(store, number, episodes[number], plan)
+    if episodes:
+        owners = np.repeat(np.arange(len(episodes)), [len(e) for e in episodes])
+        steps = rng.integers(0, store.num_steps, 50)
+        check_steps(store, steps, [(episodes[owners[s]], s) for s in steps], plan)
+
+
+def check_episode(store: expstore.Store, number: int, known: Known, plan: Plan) -> None:
+    """One episode and its row in the table."""
+    flat = _flat(store.episode(number))
+    expected = dict(known.columns)
+    for name in plan.next_fields:
+        last, found = known.next_value(name, len(known) - 1), known.exceptions(name)
+        if last is None:
+            continue
+        if name != "reward":
+            expected[name] = np.concatenate([known.columns[name], last[None]])
+        if name == "reward" or len(found) > 1:
+            values = [known.next_value(name, t) for t in range(len(known))]
+            expected[f"next_{name}"] = np.stack([v for v in values if v is not None])
+    _same_arrays(flat, expected, f"episode {number}")
+    row = store.filter([number]).episodes[0]
+    assert row["length"] == len(known)
+    assert row["end_reason"] == known.end_reason
+    assert row["seed"] == known.metadata.get("seed")
+    assert row["metadata"] == {k: v for k, v in known.metadata.items() if k != "seed"}
+    np.testing.assert_array_equal(row["return"], known.total_reward)
+
+
+def check_steps(
+    store: expstore.Store, steps: NDArray[np.int64], owners: list[tuple[Known, int]], plan: Plan
+) -> None:
+    """Any steps with their next values; `owners` has the episode of each and its first step."""
+    names = [*plan.fields, "done", "has_next", *(f"next_{name}" for name in plan.next_fields)]
+    flat = _flat(store.read(steps, names))
+    starts = {int(row["number"]): int(row["start"]) for row in store.episodes}
+    offsets = [
+        int(step) - starts[known.number] for step, (known, _) in zip(steps, owners, strict=True)
+    ]
+    for at, (offset, (known, _)) in enumerate(zip(offsets, owners, strict=True)):
+        nexts = {name: known.next_value(name, offset) for name in plan.next_fields}
+        expected = {name: known.columns[name][offset] for name in plan.fields}
+        expected["done"] = np.bool_(offset == len(known) - 1)
+        expected["has_next"] = np.bool_(all(value is not None for value in nexts.values()))
+        for name, value in nexts.items():
+            zero = np.zeros_like(known.columns[name][0])
+            expected[f"next_{name}"] = zero if value is None else value
+        _same_arrays({name: flat[name][at] for name in names}, expected, f"step {steps[at]}")
+
+
+def _check_with_zarr(path: Path, expected: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Through the root, as any reader of Zarr does; returns all arrays."""
+    group = zarr.open_group(path, mode="r")
+    found = {
+        name: np.asarray(array[...])
+        for name, array in group.members(max_depth=None)
+        if isinstance(array, zarr.Array)
+    }
+    data = {name: array for name, array in found.items() if not name.startswith(CHECKSUMS)}
+    returns = data.pop("episodes/return", None), expected.get("episodes/return")
+    if returns[0] is not None and returns[1] is not None:
+        np.testing.assert_array_equal(returns[0], returns[1])  # a NaN has many spellings
+    _same_arrays(data, {n: a for n, a in expected.items() if n != "episodes/return"}, "zarr")
+    return found
+
+
+def _check_with_tensorstore(
+    path: Path, whole: dict[str, NDArray[Any]], lengths: dict[str, set[int]]
+) -> int:
+    """Every single array through its own `zarr.json`: a committed prefix, never more."""
+    lagging = 0
+    for name, array in whole.items():
+        if not (path / name / "zarr.json").exists():
+            lagging += 1
+            continue
+        single = read_single(path / name)
+        assert len(single) <= len(array), f"{name} leads: {len(single)} > {len(array)}"
+        lagging += len(single) < len(array)
+        assert single.tobytes() == array[: len(single)].tobytes(), name
+        dimension = json.loads((path / name / "zarr.json").read_bytes())["dimension_names"][0]
+        assert len(single) in lengths[dimension] | {0}, f"{name}: {len(single)} was never committed"
+    return lagging
+
+
+def read_single(path: Path) -> NDArray[Any]:
+    """One array by its own metadata."""
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}
+    return np.asarray(tensorstore.open(spec, read=True).result().read().result())
+
+
+def _lengths(path: Path) -> dict[str, set[int]]:
+    """The lengths that each dimension had at one of the commits."""
+    lengths: dict[str, set[int]] = {}
+    for entry in read_history(path):
+        for name, (_, stop) in entry["dims"].items():
+            lengths.setdefault(name, set()).add(stop)
+    return lengths
+
+
+def _check_history(path: Path, newest: int) -> None:
+    """All commits once and in order; one more where the kill came just before its root."""
+    numbers = [entry["number"] for entry in read_history(path)]
+    assert numbers in (list(range(newest + 1)), list(range(newest + 2))), (numbers, newest)
+
+
+def _same_arrays(found: dict[str, Any], expected: dict[str, Any], where: str) -> None:
+    assert sorted(found) == sorted(expected), where
+    for name, array in expected.items():
+        what = f"{name} of {where}"
+        assert found[name].dtype == array.dtype, what
+        assert found[name].shape == array.shape, what
+        assert found[name].tobytes() == array.tobytes(), what
+
+
+def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        if isinstance(value, dict):
+            flat.update(_flat(value, f"{prefix}{name}/"))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat

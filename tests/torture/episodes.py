@@ -1,0 +1,251 @@
+"""Known episodes, a pure function of (seed, number), and every array a store of them must hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+LENGTHS = (1, 1, 2, 3, 5, 8, 17, 33, 64, 101)
+END_REASONS = ("terminated", "truncated", "cut", "incomplete")  # spelled out: this is the oracle
+EXCEPTIONAL_REWARDS = (np.nan, np.inf)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all episodes of one store have in common."""
+
+    seed: int
+    fields: dict[str, tuple[tuple[int, ...], str]]  # field -> shape, dtype
+    has_next_reward: bool
+    chunk_steps: int
+    chunk_rows: int  # most rows of every other array's chunk
+    page_bytes: int  # a chunk is a multiple of it; below the real page, files are read one by one
+
+    @staticmethod
+    @lru_cache(maxsize=64)
+    def of(seed: int) -> Plan:
+        rng = np.random.default_rng([seed])
+        fields: dict[str, tuple[tuple[int, ...], str]] = {"observation/state": ((3,), "float32")}
+        if rng.random() < 0.7:
+            fields["observation/image"] = ((8, 8), "uint8")
+        if rng.random() < 0.5:
+            fields["observation/deep/er/still"] = ((), "float16")
+        if rng.random() < 0.5:
+            fields["action"] = ((2,), "float64")
+        else:
+            fields["action/choice"] = ((), "int64")
+            fields["action/frame"] = ((1024,), "uint8")
+        fields["reward"] = ((), "float64") if rng.random() < 0.5 else ((1,), "float32")
+        fields["terminated"] = fields["truncated"] = ((), "bool")
+        return Plan(
+            seed,
+            fields,
+            has_next_reward=bool(rng.random() < 0.3),
+            chunk_steps=int(2 ** rng.integers(0, 9)),
+            chunk_rows=int(2 ** rng.integers(0, 13)),
+            page_bytes=int(rng.choice([64, 4096])),
+        )
+
+    @property
+    def next_fields(self) -> list[str]:
+        """Fields of which the value after the last step is stored where it is known."""
+        observations = [name for name in self.fields if name.startswith("observation/")]
+        return observations + ["reward"] * self.has_next_reward
+
+
+@dataclass(frozen=True)
+class Known:
+    """One episode: what it is made of, and how it is brought."""
+
+    number: int
+    columns: dict[str, NDArray[Any]]  # field -> (T, *shape)
+    final: dict[str, NDArray[Any]]  # field -> (*shape): brought as row T + 1
+    following: dict[str, NDArray[Any]]  # field -> (T, *shape): brought as next_<field>
+    end_reason: str
+    asked_reason: str | None  # what `append` is told
+    metadata: dict[str, Any]  # with the seed, if it has one
+
+    def __len__(self) -> int:
+        return len(self.columns["reward"])
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What `append` is given."""
+        flat = dict(self.columns)
+        for name, value in self.final.items():
+            flat[name] = np.concatenate([flat[name], value[None]])
+        return _nested({**flat, **{f"next_{name}": rows for name, rows in self.following.items()}})
+
+    def steps(self) -> Iterator[dict[str, Any]]:
+        """What `EpisodeStream.add` is given, the final observation included."""
+        flat = {**self.columns, **{f"next_{name}": rows for name, rows in self.following.items()}}
+        for t in range(len(self)):
+            yield _nested({name: rows[t] for name, rows in flat.items()})
+        if self.final:
+            yield _nested(self.final)
+
+    @property
+    def can_be_streamed(self) -> bool:
+        """A stream takes the final value of all observations or of none."""
+        observations = {name for name in self.columns if name.startswith("observation/")}
+        return not self.final or set(self.final) == observations
+
+    @property
+    def seed(self) -> int:
+        return self.metadata.get("seed", -1)
+
+    @cached_property
+    def json(self) -> bytes:
+        """The metadata as it is stored: the seed has a column of its own."""
+        rest = {key: value for key, value in self.metadata.items() if key != "seed"}
+        return json.dumps(rest, separators=(",", ":")).encode() if rest else b""
+
+    @property
+    def total_reward(self) -> NDArray[np.float64]:
+        return self.columns["reward"].astype(np.float64).sum(axis=0)
+
+    def next_value(self, name: str, t: int) -> NDArray[Any] | None:
+        """The value after step t, None where nobody said what it is."""
+        if name in self.following:
+            return self.following[name][t]
+        if t + 1 < len(self):
+            return self.columns[name][t + 1]
+        return self.final.get(name)
+
+    def exceptions(self, name: str) -> list[tuple[int, bool, NDArray[Any]]]:
+        """(offset, present, value) where the next value is not the following row, or is the last."""
+        rows = self.columns[name]
+        found: list[tuple[int, bool, NDArray[Any]]] = []
+        for t in range(len(self)):
+            value = self.next_value(name, t)
+            if t + 1 == len(self):
+                found.append((t, value is not None, np.zeros_like(rows[0]) if value is None else value))
+            elif value is not None and value.tobytes() != rows[t + 1].tobytes():
+                found.append((t, True, value))
+        return found
+
+
+@lru_cache(maxsize=4096)
+def known_episode(seed: int, number: int) -> Known:
+    """Episode `number` of the store `seed`."""
+    plan = Plan.of(seed)
+    rng = np.random.default_rng([seed, number])
+    length = int(rng.choice(LENGTHS))
+    columns = {
+        name: _values(rng, (length, *shape), dtype) for name, (shape, dtype) in plan.fields.items()
+    }
+    reason = END_REASONS[rng.integers(4)]
+    for flag in ("terminated", "truncated"):
+        columns[flag][:] = False
+        columns[flag][-1] = reason == flag
+    columns["reward"] = rng.integers(-9, 9, columns["reward"].shape).astype(columns["reward"].dtype)
+    if rng.random() < 0.1:
+        columns["reward"].reshape(-1)[0] = rng.choice(EXCEPTIONAL_REWARDS)
+    final, following = _next_values(rng, plan, columns, number)
+    asked = reason if reason == "incomplete" or rng.random() < 0.2 else None
+    return Known(number, columns, final, following, reason, asked, _metadata(rng, number))
+
+
+def _next_values(
+    rng: np.random.Generator, plan: Plan, columns: dict[str, NDArray[Any]], number: int
+) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    observations = [name for name in columns if name.startswith("observation/")]
+    kind = rng.choice(["none", "final", "one final", "given", "gaps"])
+    final: dict[str, NDArray[Any]] = {}
+    following: dict[str, NDArray[Any]] = {}
+    if kind in ("final", "one final"):
+        for name in observations if kind == "final" else observations[:1]:
+            final[name] = _values(rng, columns[name].shape[1:], columns[name].dtype.name)
+    elif kind in ("given", "gaps"):
+        for name in observations:
+            last = _values(rng, (1, *columns[name].shape[1:]), columns[name].dtype.name)
+            following[name] = np.concatenate([columns[name][1:], last])
+            if kind == "gaps":
+                at = rng.random(len(columns[name])) < 0.3
+                following[name][at] = _values(rng, columns[name].shape, columns[name].dtype.name)[at]
+    # The first episode decides which fields besides observations have next values.
+    if plan.has_next_reward and (number == 0 or rng.random() < 0.5):
+        following["reward"] = columns["reward"] + columns["reward"].dtype.type(1)
+    return final, following
+
+
+def _values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """Any bits, NaNs and denormals included; booleans are 0 or 1."""
+    if dtype == "bool":
+        return rng.random(shape) < 0.5
+    kind = np.dtype(dtype)
+    num_bytes = int(np.prod(shape)) * kind.itemsize
+    return np.frombuffer(rng.bytes(num_bytes), kind).reshape(shape).copy()
+
+
+def _metadata(rng: np.random.Generator, number: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    if rng.random() < 0.7:
+        metadata["policy"] = f"policy-{number}"
+    if rng.random() < 0.3:
+        metadata["note"] = {"text": "é" * int(rng.integers(300)), "list": [1, None, 2.5]}
+    if rng.random() < 0.6:
+        metadata["seed"] = int(rng.integers(1 << 40))
+    return metadata
+
+
+def expected_arrays(plan: Plan, episodes: Sequence[Known]) -> dict[str, NDArray[Any]]:
+    """Every array of a store by path, except the checksums, which `verify` recomputes."""
+    lengths = np.array([len(episode) for episode in episodes], "<i8")
+    starts = np.cumsum([0, *lengths])[:-1].astype("<i8")
+    arrays: dict[str, NDArray[Any]] = {
+        f"steps/{name}": _joined([e.columns[name] for e in episodes], shape, dtype)
+        for name, (shape, dtype) in plan.fields.items()
+    }
+    arrays["steps/done"] = np.zeros(lengths.sum(), bool)
+    arrays["steps/done"][starts + lengths - 1] = True
+    arrays["steps/episode"] = np.repeat(np.arange(len(episodes)), lengths)
+    arrays["episodes/start"], arrays["episodes/length"] = starts, lengths
+    arrays["episodes/end_reason"] = np.array(
+        [END_REASONS.index(e.end_reason) for e in episodes], "u1"
+    )
+    arrays["episodes/seed"] = np.array([e.seed for e in episodes], "<i8")
+    arrays["episodes/metadata/values"] = np.frombuffer(b"".join(e.json for e in episodes), "u1")
+    arrays["episodes/metadata/end"] = np.cumsum([len(e.json) for e in episodes]).astype("<i8")
+    arrays["episodes/return"] = _joined(
+        [e.total_reward[None] for e in episodes], plan.fields["reward"][0], "<f8"
+    )
+    for name in plan.next_fields:
+        arrays.update(_next_arrays(plan, name, episodes, starts))
+    return arrays
+
+
+def _next_arrays(
+    plan: Plan, name: str, episodes: Sequence[Known], starts: NDArray[np.int64]
+) -> dict[str, NDArray[Any]]:
+    found = [
+        (start + offset, present, value)
+        for episode, start in zip(episodes, starts, strict=True)
+        for offset, present, value in episode.exceptions(name)
+    ]
+    return {
+        f"next/{name}/step": np.array([step for step, _, _ in found], "<i8"),
+        f"next/{name}/present": np.array([present for _, present, _ in found], bool),
+        f"next/{name}/value": _joined([value[None] for _, _, value in found], *plan.fields[name]),
+    }
+
+
+def _joined(parts: list[NDArray[Any]], shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    return np.concatenate([np.empty((0, *shape), dtype), *parts]).astype(dtype, copy=False)
+
+
+def _nested(flat: dict[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        group = nested
+        *parents, last = name.split("/")
+        for parent in parents:
+            group = group.setdefault(parent, {})
+        group[last] = value
+    return nested

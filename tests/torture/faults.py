@@ -1,0 +1,173 @@
+"""Between the store and the system: count, record, fail, shorten or end at any operation.
+
+`storage/files` is the only module that changes files, and it does so through `os`. Its `os` is
+replaced by an `Interposer`, so that one operation here is one call to the system.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from expstore.storage import files, layout
+
+# Calls that change something. `open` counts where it may create or write.
+CALLS = (
+    *("makedirs", "open", "ftruncate", "pwrite", "write", "fsync", "replace", "unlink"),
+    *("truncate", "close"),
+)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call to the system."""
+
+    number: int  # from 1
+    call: str  # one out of CALLS
+    path: str  # the file it changes; the target of `replace`
+    source: str = ""  # of `replace`
+
+
+Action = Callable[[Operation, Callable[[], Any], tuple[Any, ...]], Any]
+
+
+class Interposer:
+    """Looks like the module `os`, and asks `action` about each call that changes something.
+
+    `action(operation, perform, arguments)` returns what the call returns.
+    """
+
+    def __init__(self, action: Action) -> None:
+        self.count = 0
+        self._action = action
+        self._lock = threading.Lock()
+        self._paths: dict[int, str] = {}  # descriptor -> path
+        for call in CALLS:
+            setattr(self, call, self._wrapped(call))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def _wrapped(self, call: str) -> Callable[..., Any]:
+        real = getattr(os, call)
+
+        def wrapped(*arguments: Any, **keywords: Any) -> Any:
+            if call == "open" and not arguments[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                descriptor = real(*arguments)
+                self._paths[descriptor] = os.fspath(arguments[0])
+                return descriptor
+            with self._lock:
+                self.count += 1
+                operation = self._operation(call, arguments)
+            result = self._action(operation, lambda: real(*arguments, **keywords), arguments)
+            if call == "open":
+                self._paths[result] = operation.path
+            return result
+
+        return wrapped
+
+    def _operation(self, call: str, arguments: tuple[Any, ...]) -> Operation:
+        if call == "replace":
+            source, target = map(os.fspath, arguments)
+            return Operation(self.count, call, target, source)
+        target = arguments[0]
+        path = self._paths.get(target, "?") if isinstance(target, int) else os.fspath(target)
+        return Operation(self.count, call, path)
+
+
+@contextmanager
+def interposed(action: Action) -> Iterator[Interposer]:
+    """Put an action between `storage/files` and the system for a while."""
+    interposer = Interposer(action)
+    real = files.os
+    files.os = interposer  # type: ignore[attr-defined]
+    try:
+        yield interposer
+    finally:
+        files.os = real  # type: ignore[attr-defined]
+
+
+def recorded(log: list[Operation]) -> Action:
+    """Let everything through and write it down, after it was done."""
+
+    def action(operation: Operation, perform: Callable[[], Any], _: tuple[Any, ...]) -> Any:
+        result = perform()
+        log.append(operation)
+        return result
+
+    return action
+
+
+def killed(at: int, when: str) -> Action:
+    """End this process, as `kill -9` does, "before", "after" or "half" way through a call.
+
+    Half way through a write is a part of the bytes; through anything else, after it.
+    """
+
+    def action(operation: Operation, perform: Callable[[], Any], arguments: tuple[Any, ...]) -> Any:
+        if operation.number != at:
+            return perform()
+        if when == "half" and operation.call in ("pwrite", "write"):
+            half = memoryview(arguments[1])[: len(arguments[1]) // 2]
+            getattr(os, operation.call)(arguments[0], half, *arguments[2:])
+        elif when != "before":
+            perform()
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("killed")
+
+    return action
+
+
+def failing(at: int, error: int, fired: list[Operation], *, lasting: bool = False) -> Action:
+    """Raise an `OSError` instead of the call number `at`; also at all later ones if `lasting`.
+
+    A failed `close` closes the file nevertheless, as Linux does, and is never refused for lack
+    of space while the disk is full.
+    """
+
+    def action(operation: Operation, perform: Callable[[], Any], _: tuple[Any, ...]) -> Any:
+        if operation.number < at or (fired and not lasting):
+            return perform()
+        if operation.call == "close":
+            perform()
+            if operation.number > at:
+                return None
+        fired.append(operation)
+        raise OSError(error, os.strerror(error))
+
+    return action
+
+
+def shortened(choose: Callable[[int], int]) -> Action:
+    """Write only a part of the bytes each time: `choose(n)` of n."""
+
+    def action(operation: Operation, perform: Callable[[], Any], arguments: tuple[Any, ...]) -> Any:
+        if operation.call not in ("pwrite", "write"):
+            return perform()
+        part = memoryview(arguments[1])[: choose(len(arguments[1]))]
+        return getattr(os, operation.call)(arguments[0], part, *arguments[2:])
+
+    return action
+
+
+@contextmanager
+def small_chunks(most: int, page_bytes: int) -> Iterator[None]:
+    """Stores created meanwhile have chunks of few rows in every array, so that borders are hit.
+
+    Chunks that are no multiple of the real page make readers go file by file.
+    """
+    real_rows, real_page = layout.chunk_rows, layout.PAGE_BYTES
+
+    def chunk_rows(row_bytes: int, rows: int = most) -> int:
+        return real_rows(row_bytes, min(rows, most))
+
+    layout.chunk_rows, layout.PAGE_BYTES = chunk_rows, page_bytes
+    try:
+        yield
+    finally:
+        layout.chunk_rows, layout.PAGE_BYTES = real_rows, real_page
