@@ -17,6 +17,8 @@ from expstore.storage.store import open_store as open
 from expstore.storage.writer import Writer
 
 if TYPE_CHECKING:
+    from expstore.ingest.report import IngestProgress as IngestProgress
+    from expstore.ingest.report import IngestReport as IngestReport
     from expstore.ingesting import ingest_from as ingest_from
     from expstore.loading.batch import Batch as Batch
     from expstore.loading.dataset import SequenceDataset as SequenceDataset
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from expstore.sampling.uniform import Uniform as Uniform
     from expstore.sampling.uniform import WithoutReplacement as WithoutReplacement
     from expstore.storage.maintain import verify as verify
+    from expstore.summary import EpisodeSummary as EpisodeSummary
+    from expstore.summary import StoreSummary as StoreSummary
     from expstore.summary import inspect as inspect
 
 __version__ = "0.1.0"
@@ -36,12 +40,16 @@ __version__ = "0.1.0"
 # Loaded when first asked for: they bring torch, numba or optional packages with them.
 _LAZY = {
     "Batch": "expstore.loading.batch",
+    "EpisodeSummary": "expstore.summary",
+    "IngestProgress": "expstore.ingest.report",
+    "IngestReport": "expstore.ingest.report",
     "Replay": "expstore.loading.replay",
     "Ring": "expstore.sampling.ring",
     "Sequence": "expstore.sampling.sequence",
     "SequenceConfig": "expstore.sampling.sequence",
     "SequenceDataset": "expstore.loading.dataset",
     "Step": "expstore.loading.units",
+    "StoreSummary": "expstore.summary",
     "Uniform": "expstore.sampling.uniform",
     "WithoutReplacement": "expstore.sampling.uniform",
     "ingest_from": "expstore.ingesting",
@@ -52,8 +60,11 @@ _LAZY = {
 
 __all__ = [
     "Batch",
+    "EpisodeSummary",
     "ExpstoreError",
     "Field",
+    "IngestProgress",
+    "IngestReport",
     "Replay",
     "Ring",
     "Schema",
@@ -62,6 +73,7 @@ __all__ = [
     "SequenceDataset",
     "Step",
     "Store",
+    "StoreSummary",
     "Uniform",
     "WithoutReplacement",
     "Writer",

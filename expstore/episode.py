@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expstore.errors import SchemaError
+from expstore.ragged import Ragged, Rows, one_row
 from expstore.schema import (
     FLAGS,
     Field,
@@ -21,6 +22,7 @@ from expstore.schema import (
     is_observation,
 )
 
+NONE: Mapping[str, Field] = {}  # no field is known
 END_REASONS = ("terminated", "truncated", "cut", "incomplete")
 INDEX_COLUMNS = ("start", "length", "end_reason", "return", "number", "metadata")
 
@@ -29,41 +31,49 @@ INDEX_COLUMNS = ("start", "length", "end_reason", "return", "number", "metadata"
 class Columns:
     """What `append` was given, flattened and as arrays, not yet compared with a schema."""
 
-    arrays: dict[str, NDArray[Any]]  # field -> (T, *shape)
+    arrays: dict[str, Rows]  # field -> (T, *shape)
     dtypes: dict[str, str]  # field -> name of the dtype; bfloat16 arrays are their bits, uint16
-    following: dict[str, NDArray[Any]]  # field -> (T, *shape) given as next_<field>
+    following: dict[str, Rows]  # field -> (T, *shape) given as next_<field>
     final: dict[str, NDArray[Any]]  # field -> (*shape) observation after the last step
     num_steps: int  # T
 
     @staticmethod
-    def of(data: Mapping[str, Any], where: str, known: Container[str] = ()) -> Columns:
+    def of(data: Mapping[str, Any], where: str, known: Mapping[str, Field] = NONE) -> Columns:
         """Flatten and convert; lengths are checked here, since only they say what T is.
 
         Args:
-            known: fields of the store; see `flatten`.
+            known: fields of the store; they decide what values can be read either way.
 
         Raises:
             SchemaError: names the field and `where` ("in episode 12").
         """
-        return Columns._of(flatten(data, where, known), where, one_step=False)
+        return Columns._of(flatten(data, where, known), where, known, one_step=False)
 
     @staticmethod
-    def of_step(flat: Mapping[str, Any], where: str) -> Columns:
+    def of_step(flat: Mapping[str, Any], where: str, known: Mapping[str, Field]) -> Columns:
         """A flat step, whose values have no step axis, as columns of one row."""
-        return Columns._of(flat, where, one_step=True)
+        return Columns._of(flat, where, known, one_step=True)
 
     @staticmethod
-    def _of(flat: Mapping[str, Any], where: str, *, one_step: bool) -> Columns:
-        arrays: dict[str, NDArray[Any]] = {}
+    def _of(
+        flat: Mapping[str, Any], where: str, known: Mapping[str, Field], *, one_step: bool
+    ) -> Columns:
+        arrays: dict[str, Rows] = {}
         dtypes: dict[str, str] = {}
         for name, value in flat.items():
-            array, dtypes[name] = to_array(value, f"field {name!r} {where}")
-            arrays[name] = array[None] if one_step else array
-            if not arrays[name].ndim:
-                raise SchemaError(
-                    f"field {name!r} {where} must have one row per step, got a single value; "
-                    "give a list or an array"
-                )
+            what, field = f"field {name!r} {where}", known.get(name.removeprefix("next_"))
+            if one_step and is_ragged([value], field):
+                arrays[name], dtypes[name] = to_ragged([value], what)
+            elif not one_step and is_ragged(value, field):
+                arrays[name], dtypes[name] = to_ragged(value, what)
+            else:
+                array, dtypes[name] = to_array(value, what)
+                arrays[name] = array[None] if one_step else array
+                if not one_step and not array.ndim:
+                    raise SchemaError(
+                        f"{what} must have one row per step, got a single value; "
+                        "give a list or an array"
+                    )
         following = {
             name.removeprefix("next_"): arrays.pop(name)
             for name in list(arrays)
@@ -72,7 +82,7 @@ class Columns:
         for name in (*arrays, *following):
             check_name(name, where)
         check_nesting(arrays, where)
-        num_steps = _num_steps(arrays, where)
+        num_steps = _num_steps(arrays, following, where)
         final = {}
         for name in arrays:
             arrays[name], last = _fit(name, arrays[name], num_steps, where)
@@ -101,6 +111,7 @@ class Columns:
                     array.shape[1:],
                     self.dtypes[name],
                     has_next=name in self.following,
+                    ragged=isinstance(array, Ragged),
                 )
                 for name, array in self.arrays.items()
             }
@@ -111,8 +122,8 @@ class Columns:
 class Episode:
     """An episode that fits its store."""
 
-    columns: dict[str, NDArray[Any]]  # field -> (T, *shape), dtype as stored, C order
-    following: dict[str, NDArray[Any]]  # field -> (T, *shape), where next values were given
+    columns: dict[str, Rows]  # field -> (T, *shape), dtype as stored, C order
+    following: dict[str, Rows]  # field -> (T, *shape), where next values were given
     final: dict[str, NDArray[Any]]  # field -> (*shape), where only the last next value was given
     num_steps: int  # T
     end_reason: str  # one of END_REASONS
@@ -146,7 +157,9 @@ class Episode:
             for name, values in columns.following.items()
         }
         final = {
-            name: _fit_field(name, value[None], dtype_of[name], schema[name], *how)[0]
+            name: _fit_field(
+                name, one_row(value, columns.arrays[name]), dtype_of[name], schema[name], *how
+            )[0]
             for name, value in columns.final.items()
         }
         for name, last in final.items():
@@ -160,7 +173,7 @@ class Episode:
 
 
 def flatten(
-    data: Mapping[str, Any], where: str = "in the episode", known: Container[str] = ()
+    data: Mapping[str, Any], where: str = "in the episode", known: Mapping[str, Field] = NONE
 ) -> dict[str, Any]:
     """Nested mappings, and tuples of arrays, as one mapping with names joined by `/`.
 
@@ -237,6 +250,56 @@ def to_array(value: Any, what: str) -> tuple[NDArray[Any], str]:
     return array.astype(array.dtype.newbyteorder("<"), order="C", copy=False), dtype
 
 
+def is_ragged(value: Any, field: Field | None) -> bool:
+    """Whether rows are to be read as values of varying length.
+
+    The store's field decides. Without one it is ragged if the rows are strings or bytes, or
+    arrays that differ in their first dimension and in nothing else.
+    """
+    if field is not None:
+        return field.ragged
+    if isinstance(value, np.ndarray) and value.dtype.kind in "US":
+        return value.ndim == 1
+    is_list = isinstance(value, (list, tuple))
+    if not is_list and not (isinstance(value, np.ndarray) and value.dtype.kind == "O"):
+        return False
+    if all(isinstance(row, str) for row in value) or all(isinstance(row, bytes) for row in value):
+        return len(value) > 0
+    if not len(value) or not getattr(value[0], "shape", ()):
+        return False
+    shapes = {tuple(getattr(row, "shape", ())) for row in value}
+    return len(shapes) > 1 and () not in shapes and len({shape[1:] for shape in shapes}) == 1
+
+
+def to_ragged(value: Any, what: str) -> tuple[Ragged, str]:
+    """Rows of varying length, each a string, bytes or an array (n, *shape), and their dtype."""
+    try:
+        rows = [_ragged_row(row, what) for row in value]
+    except TypeError:
+        raise SchemaError(f"{what} must have one value per step; give a list") from None
+    kinds = {(row.shape[1:], dtype) for row, dtype in rows}
+    if len(kinds) != 1:
+        raise SchemaError(
+            f"{what} must have elements of one shape and dtype, got "
+            f"{sorted(map(str, kinds)) or 'no rows'}; convert them first"
+        )
+    return Ragged.of([row for row, _ in rows]), rows[0][1]
+
+
+def _ragged_row(row: Any, what: str) -> tuple[NDArray[Any], str]:
+    if isinstance(row, str):
+        try:
+            return np.frombuffer(row.encode(), np.uint8), "text"
+        except UnicodeEncodeError as error:
+            raise SchemaError(f"{what} is not valid Unicode: {error}") from None
+    if isinstance(row, bytes):
+        return np.frombuffer(row, np.uint8), "uint8"
+    array, dtype = to_array(row, what)
+    if not array.ndim:
+        raise SchemaError(f"{what} must have rows of elements, got a single value")
+    return array, dtype
+
+
 def _as_array(value: Any) -> tuple[NDArray[Any], str]:
     if hasattr(value, "detach"):  # a torch tensor, recognised without importing torch
         value = value.detach().cpu()
@@ -287,7 +350,7 @@ def encode_metadata(metadata: Mapping[str, Any], where: str) -> bytes:
     return b"" if text == "{}" else text.encode()
 
 
-def end_of(columns: Mapping[str, NDArray[Any]], where: str, end_reason: str | None) -> str:
+def end_of(columns: Mapping[str, Rows], where: str, end_reason: str | None) -> str:
     """Why the episode ended: from its flags, else as the caller says, else `cut`."""
     check_end_reason(end_reason, where)
     flagged = [flag for flag in FLAGS if _flag_at_end(columns, flag, where)]
@@ -310,10 +373,12 @@ def check_end_reason(end_reason: str | None, where: str) -> None:
         )
 
 
-def _flag_at_end(columns: Mapping[str, NDArray[Any]], flag: str, where: str) -> bool:
+def _flag_at_end(columns: Mapping[str, Rows], flag: str, where: str) -> bool:
     if flag not in columns:
         return False
-    true_at = np.flatnonzero(columns[flag].reshape(len(columns[flag]), -1).any(axis=1))
+    values = columns[flag]
+    assert not isinstance(values, Ragged), flag  # the schema does not allow it
+    true_at = np.flatnonzero(values.reshape(len(values), -1).any(axis=1))
     last = len(columns[flag]) - 1
     if len(true_at) and true_at[0] < last:
         raise SchemaError(
@@ -323,7 +388,7 @@ def _flag_at_end(columns: Mapping[str, NDArray[Any]], flag: str, where: str) -> 
     return len(true_at) > 0
 
 
-def _num_steps(arrays: Mapping[str, NDArray[Any]], where: str) -> int:
+def _num_steps(arrays: Mapping[str, Rows], following: Mapping[str, Rows], where: str) -> int:
     if not arrays:
         raise SchemaError(f"there are no fields {where}; give at least one")
     for lead in ("action", "reward", *FLAGS):
@@ -332,15 +397,13 @@ def _num_steps(arrays: Mapping[str, NDArray[Any]], where: str) -> int:
             num_steps = lengths[0]
             break
     else:
-        num_steps = min(len(a) for a in arrays.values())
+        num_steps = min(len(a) for a in (*arrays.values(), *following.values()))
     if num_steps == 0:
         raise SchemaError(f"there are no steps {where}; skip episodes that are empty")
     return num_steps
 
 
-def _fit(
-    name: str, array: NDArray[Any], num_steps: int, where: str
-) -> tuple[NDArray[Any], NDArray[Any] | None]:
+def _fit(name: str, array: Rows, num_steps: int, where: str) -> tuple[Rows, NDArray[Any] | None]:
     """Split the final observation off, if it is there."""
     if len(array) == num_steps:
         return array, None
@@ -373,6 +436,20 @@ def _check_names(columns: Columns, schema: Schema, where: str) -> None:
 
 def _fit_field(
     name: str,
+    array: Rows,
+    dtype: str,
+    expected: Field,
+    where: str,
+    casts: dict[str, int] | None,
+) -> Rows:
+    if isinstance(array, Ragged):
+        how = expected, where, casts
+        return Ragged(_fit_values(name, array.values, dtype, *how), array.lengths)
+    return _fit_values(name, array, dtype, expected, where, casts)
+
+
+def _fit_values(
+    name: str,
     array: NDArray[Any],
     dtype: str,
     expected: Field,
@@ -386,7 +463,7 @@ def _fit_field(
         )
     if dtype == expected.dtype:
         return np.ascontiguousarray(array)
-    bits = "bfloat16" in (dtype, expected.dtype)
+    bits = not {"bfloat16", "text"}.isdisjoint((dtype, expected.dtype))
     safe = not bits and _keeps_values(array, expected.stored_dtype)
     if casts is None or not safe:
         hint = "convert it, or open the writer with cast=True" if safe else "convert it"
@@ -411,7 +488,7 @@ def next_name(name: str) -> str:
     return f"next_{name}"
 
 
-def _is_nested(value: tuple[Any, ...], name: str, known: Container[str]) -> bool:
+def _is_nested(value: tuple[Any, ...], name: str, known: Mapping[str, Field]) -> bool:
     """Whether it is an observation of a Tuple space and not one row per step."""
     if name in known or f"{name}/0" in known:
         return name not in known

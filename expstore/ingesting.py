@@ -17,7 +17,7 @@ from expstore.formats.source import Imported, Source, SourceEpisode, open_source
 from expstore.ingest.environments import PREFIX, Policy
 from expstore.ingest.interrupts import Interrupts
 from expstore.ingest.recorder import GymSource
-from expstore.ingest.report import IngestInterrupted, IngestReport, Progress
+from expstore.ingest.report import IngestInterrupted, IngestProgress, IngestReport
 from expstore.schema import is_observation
 from expstore.storage.store import open_store
 from expstore.storage.writer import Writer
@@ -36,9 +36,11 @@ def ingest_from(
     steps: int | None = None,
     seed: int | None = None,
     policy: str | Policy | None = None,
+    max_episode_steps: int | None = None,
+    infos: bool = False,
     cast: bool = False,
     layout: str | Mapping[str, str] = "auto",
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[IngestProgress], None] | None = None,
 ) -> IngestReport:
     """Append the episodes of a source to a store, which is created if there is none.
 
@@ -54,6 +56,8 @@ def ingest_from(
         seed: for `gym:`, episode k is reset with `seed + k`; 0 by default.
         policy: for `gym:`, "random" (the default), "module:function", or a function from
             observation to action.
+        max_episode_steps: for D4RL files without `timeouts`: longer episodes were cut there.
+        infos: for D4RL and Minari, import `infos`, too, as fields `infos/...`.
         cast: as for `Writer`.
         layout: as for `Writer`.
         progress: called after each episode, and now and then in it.
@@ -77,7 +81,9 @@ def ingest_from(
         >>> report.num_episodes, report.num_steps, report.final_observations
         (1, 3, 1)
     """
-    opened = _opened(source, format, episodes=episodes, steps=steps, seed=seed, policy=policy)
+    options = _given(max_episode_steps=max_episode_steps, infos=infos or None)
+    recording = _given(num_steps=steps, seed=seed, policy=policy)
+    opened = _opened(source, format, episodes, recording, options)
     with contextlib.closing(opened), Interrupts() as interrupts:
         with Writer(path, cast=cast, layout=layout) as writer:
             run = _Run(opened, writer, resume=resume, limit=episodes, progress=progress)
@@ -106,7 +112,7 @@ class _Run:
         *,
         resume: bool,
         limit: int | None,
-        progress: Callable[[Progress], None] | None,
+        progress: Callable[[IngestProgress], None] | None,
     ) -> None:
         self._source, self._writer = source, writer
         self._progress = progress or (lambda _: None)
@@ -175,6 +181,10 @@ class _Run:
             skipped_episodes=dict(account.skipped_episodes),
             failures=tuple(account.failures),
             dtype_changes=dict(account.dtype_changes),
+            shape_changes=dict(account.shape_changes),
+            left_out=dict(account.left_out),
+            flags=dict(account.flags),
+            remarks=dict(account.remarks),
             casts=dict(self._writer.casts),
             lost_episodes=self._writer.recovery.lost_episodes,
             is_interrupted=is_interrupted,
@@ -214,7 +224,7 @@ class _Run:
         known = [n for n in (num_episodes, self._limit) if n is not None]
         num_steps = self._num_steps + self._source.account.unfinished_steps
         self._progress(
-            Progress(
+            IngestProgress(
                 num_episodes=self._num_episodes,
                 num_steps=num_steps,
                 num_bytes=self._num_bytes,
@@ -227,30 +237,31 @@ class _Run:
 def _opened(
     source: str | os.PathLike[str] | Source,
     format: str | None,
-    *,
     episodes: int | None,
-    steps: int | None,
-    seed: int | None,
-    policy: str | Policy | None,
+    recording: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> Source:
+    """The source; `recording` is for environments, `options` for the formats that know them."""
     if episodes is not None and episodes < 0:
         raise SourceError(f"episodes must be >= 0, got {episodes}")
-    if isinstance(source, (str, os.PathLike)) and format in (None, GYM):
-        name = os.fspath(source)
-        if name.startswith(PREFIX):
-            return GymSource(
-                name.removeprefix(PREFIX),
-                num_episodes=episodes,
-                num_steps=steps,
-                seed=0 if seed is None else seed,
-                policy="random" if policy is None else policy,
-            )
-    for option, value in {"steps": steps, "seed": seed, "policy": policy}.items():
-        if value is not None:
-            raise SourceError(f"{option} is for {PREFIX}ENV_ID; leave it out for other sources")
-    if isinstance(source, (str, os.PathLike)):
-        return open_source(source, format)
+    name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else ""
+    is_recording = name.startswith(PREFIX) and format in (None, GYM)
+    if not is_recording:
+        for option in recording:
+            called = option.removeprefix("num_")
+            raise SourceError(f"{called} is for {PREFIX}ENV_ID; leave it out for other sources")
+        if isinstance(source, (str, os.PathLike)):
+            return open_source(source, format, **options)
+    for option in options:
+        raise SourceError(f"{option} is for files of some formats; leave it out here")
+    if is_recording:
+        return GymSource(name.removeprefix(PREFIX), num_episodes=episodes, **recording)
+    assert not isinstance(source, (str, os.PathLike)), source
     return source
+
+
+def _given(**arguments: Any) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def _imported(path: Path, name: str) -> Imported:

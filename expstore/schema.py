@@ -13,7 +13,7 @@ from expstore.errors import FieldNotFoundError, FormatError, SchemaError
 
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64", "bfloat16"),
+    *("float16", "float32", "float64", "bfloat16", "text"),
 )
 LAYOUTS = ("auto", "mapped", "coded")
 FLAGS = ("terminated", "truncated")
@@ -29,10 +29,13 @@ class Field:
     """One named quantity of a step.
 
     Attributes:
-        shape: of one step's value; `()` is a scalar, which is not the same as `(1,)`.
-        dtype: a name out of `DTYPES`; `bfloat16` is stored as the 16 bits it consists of.
+        shape: of one step's value; `()` is a scalar, which is not the same as `(1,)`. Of one
+            element of a ragged field.
+        dtype: a name out of `DTYPES`; `bfloat16` is stored as the 16 bits it consists of,
+            `text` as UTF-8.
         layout: how its column lies on disk, "auto" until the first commit decides.
         has_next: whether its values after the last step of an episode are stored, too.
+        ragged: each step has any number of elements: point clouds, encoded images, text.
 
     >>> Field(shape=(17,), dtype="float32").step_bytes
     68
@@ -42,9 +45,12 @@ class Field:
     dtype: str
     layout: str = "auto"
     has_next: bool = False
+    ragged: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", _dtype_name(self.dtype))
+        if self.dtype == "text":
+            object.__setattr__(self, "ragged", True)
         if self.dtype not in DTYPES:
             raise SchemaError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype}")
         if self.layout not in LAYOUTS:
@@ -63,12 +69,13 @@ class Field:
 
     @property
     def stored_dtype(self) -> np.dtype[Any]:
-        """The numpy dtype of the column on disk and in `Store.read`; uint16 for bfloat16."""
-        return np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype).newbyteorder("<")
+        """The numpy dtype of the column on disk: uint16 for bfloat16, uint8 for text."""
+        stored = {"bfloat16": "uint16", "text": "uint8"}.get(self.dtype, self.dtype)
+        return np.dtype(stored).newbyteorder("<")
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of one step's value."""
+        """Bytes of one step's value; of one element of a ragged field."""
         num_bytes = self.stored_dtype.itemsize
         for size in self.shape:
             num_bytes *= size  # Python integers: numpy's product would overflow silently
@@ -90,6 +97,9 @@ class Schema:
         for name in self.fields:
             check_name(name)
         check_nesting(self.fields)
+        for name in ("reward", *FLAGS):
+            if name in self.fields and self.fields[name].ragged:
+                raise SchemaError(f"field {name!r} must have one value per step, not any number")
         # What an episode may bring one more row of is an observation; see `Episode`.
         fields = {
             name: replace(f, has_next=True) if is_observation(name) else f
@@ -117,6 +127,7 @@ class Schema:
                     "dtype": f.dtype,
                     "layout": f.layout,
                     "next": f.has_next,
+                    "ragged": f.ragged,
                 }
                 for name, f in self.fields.items()
             }
@@ -128,7 +139,13 @@ class Schema:
         try:
             return Schema(
                 {
-                    name: Field(tuple(f["shape"]), f["dtype"], f["layout"], bool(f["next"]))
+                    name: Field(
+                        tuple(f["shape"]),
+                        f["dtype"],
+                        f["layout"],
+                        bool(f["next"]),
+                        bool(f["ragged"]),
+                    )
                     for name, f in document["fields"].items()
                 }
             )
@@ -145,7 +162,7 @@ class Schema:
 
         Args:
             observation_space: a gymnasium space: Box, Discrete, MultiDiscrete, MultiBinary,
-                or Dict and Tuple of such; members of a Tuple are named "0", "1", ...
+                Text, or Dict and Tuple of such; members of a Tuple are named "0", "1", ...
             action_space: likewise.
             reward_dtype: gymnasium rewards are Python floats, so `float64` by default.
 
@@ -228,10 +245,12 @@ def unknown_field(name: str, fields: Mapping[str, Any]) -> str:
     return f"there is no field {name!r}; the store has {', '.join(map(repr, fields)) or 'none yet'}"
 
 
-def described(what: str, shape: tuple[int, ...], dtype: str, *, has_next: bool = False) -> Field:
+def described(
+    what: str, shape: tuple[int, ...], dtype: str, *, has_next: bool = False, ragged: bool = False
+) -> Field:
     """The field of data that was found; an error says whose it was."""
     try:
-        return Field(shape, dtype, has_next=has_next)
+        return Field(shape, dtype, has_next=has_next, ragged=ragged)
     except SchemaError as error:
         raise SchemaError(f"{what}: {error}") from None
 
@@ -256,6 +275,8 @@ def _space_fields(name: str, space: Any) -> list[tuple[str, Field]]:
     elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         dtype = np.dtype(space.dtype).name
         return [(name, described(f"field {name!r}", tuple(space.shape or ()), dtype))]
+    elif isinstance(space, spaces.Text):
+        return [(name, Field((), "text"))]
     else:
         raise SchemaError(
             f"{name}: spaces of type {type(space).__name__} have no fixed-size field; "

@@ -237,8 +237,15 @@ def _range(store: Store, name: str, field: Field, start: int, stop: int) -> Fiel
         if finite.size:
             low, high = min(low, float(finite.min())), max(high, float(finite.max()))
             total += float(finite.mean(dtype=np.float64)) * finite.size
-    known = (low, total / count, high) if count else (None, None, None)
-    return FieldRange(name, field.shape, field.dtype, *known, num_values - count)
+    return FieldRange(
+        name,
+        field.shape,
+        field.dtype,
+        min=low if count else None,
+        mean=total / count if count else None,
+        max=high if count else None,
+        num_not_finite=num_values - count,
+    )
 
 
 def _as_numbers(rows: NDArray[Any], dtype: str) -> NDArray[Any]:

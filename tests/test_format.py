@@ -15,7 +15,7 @@ import pytest
 import expstore
 from expstore.errors import FormatError
 from expstore.schema import Field, Schema
-from expstore.storage.layout import canonical_json, chunk_rows, most_rows
+from expstore.storage.layout import canonical_json, chunk_rows, most_rows, shard_rows
 from tests.format_reader import FormatReader, canonical
 
 DOCUMENT = (Path(__file__).parents[1] / "docs/format.md").read_text()
@@ -23,6 +23,7 @@ DOCUMENT = (Path(__file__).parents[1] / "docs/format.md").read_text()
 SCHEMA = Schema(
     {
         "observation/image": Field((2, 3), "uint8"),
+        "observation/frame": Field((40, 30), "uint8"),
         "observation/état.x": Field((), "bfloat16"),
         "observation/état/y": Field((5,), "float32"),
         "action": Field((2,), "float16"),
@@ -42,6 +43,8 @@ def episode(rng: np.random.Generator, num_steps: int, *, final: bool) -> dict[st
             return np.zeros(num_steps, bool)
         if name == "reward":
             return rng.choice([0.1, -0.0, np.nan], (num_steps, 2)).astype(np.float32)
+        if name == "observation/frame":
+            return rng.integers(0, 2, (num_steps + extra, 40, 1), np.uint8).repeat(30, axis=2)
         data = rng.bytes((num_steps + extra) * field.step_bytes)
         array = np.frombuffer(data, field.stored_dtype).reshape(-1, *field.shape)
         if field.dtype == "bfloat16":
@@ -57,7 +60,7 @@ def episode(rng: np.random.Generator, num_steps: int, *, final: bool) -> dict[st
 def path(tmp_path: Path) -> Path:
     """Several commits, more than one file per column, every kind of next value and metadata."""
     rng = np.random.default_rng(7)
-    with expstore.Writer(tmp_path / "a.exp", schema=SCHEMA, chunk_steps=1) as writer:
+    with expstore.Writer(tmp_path / "a.exp", schema=SCHEMA, chunk_steps=1024) as writer:
         writer.append(episode(rng, 3000, final=True), seed=3, policy="é\U0001f600", n=float("nan"))
         writer.append(episode(rng, 1, final=False))
         writer.commit()
@@ -160,14 +163,28 @@ def test_every_array_is_spelled_as_in_the_document(path: Path) -> None:
     keys = re.findall(r'^  "(\w+)":', template, re.MULTILINE)
     for name, about in FormatReader(path).members.items():
         if about["node_type"] == "array":
-            one_byte = about["data_type"] in ("bool", "uint8")
-            codec = {"name": "bytes"} | (
-                {} if one_byte else {"configuration": {"endian": "little"}}
-            )
+            codec: dict[str, Any] = {"name": "bytes"}
+            if about["data_type"] not in ("bool", "uint8"):
+                codec["configuration"] = {"endian": "little"}
+            is_coded = name in ("steps/observation/frame", "next/observation/frame/value")
             assert list(about) == keys
-            assert about["codecs"] == [codec], name
+            assert about["codecs"] == (sharding(about, codec) if is_coded else [codec]), name
             assert about["fill_value"] == (False if about["data_type"] == "bool" else 0)
             assert about == json.loads((path / name / "zarr.json").read_bytes())
+
+
+def sharding(about: dict[str, Any], first: dict[str, Any]) -> list[dict[str, Any]]:
+    """The codecs of section 6.2, filled in."""
+    (template,) = [
+        block
+        for block in re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)
+        if block.startswith('[{"name": "sharding_indexed"')
+    ]
+    inner_rows = about["codecs"][0]["configuration"]["chunk_shape"][0]
+    shape = ", ".join(map(str, [inner_rows, *about["shape"][1:]]))
+    filled: list[dict[str, Any]] = json.loads(template.replace("<R>, <shape of one row>...", shape))
+    filled[0]["configuration"]["codecs"][0] = first
+    return filled
 
 
 @pytest.mark.parametrize(
@@ -237,6 +254,22 @@ def test_chunks_are_sized_as_in_the_document(most: int) -> None:
     sizes = [*range(1, 300), 12_288, 29_403, 65_535, 65_536, 65_537, 196_608, 1 << 25, 1 << 31]
     for row_bytes in sizes:
         assert chunk_rows(row_bytes, most) == rows_of_the_document(row_bytes, most), row_bytes
+
+
+@pytest.mark.parametrize("most", [1, 16, 65_536])
+def test_shards_are_sized_as_in_the_document(most: int) -> None:
+    """The rule of section 6.2 in the words of the document."""
+
+    def power(number: int) -> int:
+        return max(2**k for k in range(40) if 2**k <= max(1, number))
+
+    for row_bytes in [*range(1, 300), 1024, 7056, 12_288, 29_403, 1 << 18, 1 << 20, 1 << 24]:
+        inner = power(min(max(64, 2**17 // row_bytes), max(16, 2**19 // row_bytes)))
+        while inner > 1 and inner * row_bytes > 2**22:
+            inner //= 2
+        inner = min(inner, most)
+        shard = max(power(min(most, 2**26 // row_bytes)), inner)
+        assert shard_rows(row_bytes, most) == (shard, inner), row_bytes
 
 
 def test_the_table_of_chunks_is_right() -> None:

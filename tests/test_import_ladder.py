@@ -18,12 +18,13 @@ import expstore
 ROOT = Path(__file__).parents[1]
 
 # room -> the rooms it may import from, besides itself; lowest first
-CORE = ("errors", "spans", "schema", "episode")
+CORE = ("errors", "spans", "ragged", "schema", "episode")
 ROOMS: dict[str, tuple[str, ...]] = {
     "errors": (),
     "spans": ("errors",),
+    "ragged": ("errors",),
     "schema": ("errors", "spans"),
-    "episode": ("errors", "spans", "schema"),
+    "episode": ("errors", "spans", "ragged", "schema"),
     "storage": CORE,
     "sampling": ("errors", "spans"),
     "loading": (*CORE, "storage", "sampling"),
@@ -39,8 +40,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
 STORAGE = (
     ("layout",),
     ("files", "parallel"),
-    ("mapping",),
-    ("mapped", "coded"),
+    ("protocols", "mapping"),
+    ("mapped", "coded", "ragged"),
     ("undecided",),
     ("appenders", "following"),
     ("episodes",),

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 BARS = "▁▂▃▄▅▆▇█"
-PLAIN_WIDTH = 120  # of a table that goes to a file or another program
+PLAIN_WIDTH = 1000  # of what goes to a file or another program: no line is folded
 
 
 def echo_json(document: Any) -> None:

@@ -45,7 +45,7 @@ def verify(context: click.Context, store: str, as_json: bool) -> None:
         text.echo_json({**dataclasses.asdict(found), "is_sound": found.is_sound})
     else:
         for problem in found.problems:
-            click.echo(problem.text)
+            click.echo(" ".join(problem.text.split()))
         _sum_up(found.commit, found.num_episodes, found.num_bytes, len(found.problems))
     context.exit(0 if found.is_sound else 1)
 

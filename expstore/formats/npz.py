@@ -54,7 +54,8 @@ class NpzFolder:
         return len(self._files)
 
     def describe(self) -> str:
-        return f"{self.num_episodes} .npz files in {self.name}"
+        files = "file" if self.num_episodes == 1 else "files"
+        return f"{self.num_episodes} .npz {files} in {self.name}"
 
     def episodes(self, imported: Imported = NOTHING) -> Iterator[SourceEpisode]:
         for file in self._files:

@@ -13,6 +13,8 @@ from expstore.errors import SourceError
 
 # name -> module, which has a `FORMAT`; the most particular first, as the first that fits is taken.
 FORMATS = {
+    "minari": "expstore.formats.minari",
+    "d4rl": "expstore.formats.d4rl",
     "npz": "expstore.formats.npz",
 }
 
@@ -68,6 +70,10 @@ class Account:
     skipped_episodes: dict[str, int] = field(default_factory=dict)  # reason -> episodes
     failures: list[Failure] = field(default_factory=list)
     dtype_changes: dict[str, str] = field(default_factory=dict)  # field -> "int32 to int64"
+    shape_changes: dict[str, str] = field(default_factory=dict)  # field -> "(1,) to ()"
+    left_out: dict[str, str] = field(default_factory=dict)  # a part of every episode -> why
+    flags: dict[str, int] = field(default_factory=dict)  # the source's name -> episodes it ended
+    remarks: dict[str, int] = field(default_factory=dict)  # text -> episodes, 0 where of none
     listener: Callable[[], None] = lambda: None  # called by `reached`
 
     def drop(self, steps: int, reason: str) -> None:
@@ -77,6 +83,14 @@ class Account:
     def skip(self, reason: str) -> None:
         """An episode in which there is nothing to store."""
         self.skipped_episodes[reason] = self.skipped_episodes.get(reason, 0) + 1
+
+    def found(self, flag: str, is_set: bool) -> None:
+        """The source has such an end flag, and whether it ended the episode."""
+        self.flags[flag] = self.flags.get(flag, 0) + is_set
+
+    def remark(self, text: str, episodes: int = 0) -> None:
+        """What is stored as it is, but not as one would expect."""
+        self.remarks[text] = self.remarks.get(text, 0) + episodes
 
     def fail(self, key: int | str, reason: str) -> None:
         """A part that cannot be read, or does not fit; the import goes on after it."""
@@ -138,30 +152,33 @@ class Format:
     name: str  # as in --format
     looks_for: str  # what `sniff` wants to see, to complete "looked for ..."
     sniff: Callable[[Path], bool]  # by content, never by a file's name alone; quick
-    open: Callable[[Path], Source]
+    open: Callable[..., Source]  # given the path, and those of its options that were given
+    options: frozenset[str] = frozenset()  # names of what can be asked of it
 
 
-def open_source(path: str | os.PathLike[str], format: str | None = None) -> Source:
+def open_source(path: str | os.PathLike[str], format: str | None = None, **options: Any) -> Source:
     """Open a file or directory in a known format.
 
     Args:
         path: what to read.
         format: a name out of `FORMATS`; by default the content decides.
+        options: what only some formats know, such as `infos`; see `ingest_from`.
 
     Raises:
-        SourceError: there is nothing, it is of no known format, or `format` is unknown.
+        SourceError: there is nothing, it is of no known format, `format` is unknown, or the
+            format does not know one of the options.
         MissingExtraError: the format needs an optional package.
     """
     path = Path(os.path.abspath(path))
     if not path.exists():
         raise SourceError(f"there is nothing at {path} to import")
     if format is not None:
-        return format_named(format).open(path)
+        return _open(format_named(format), path, options)
     known = [format_named(name) for name in FORMATS]
     try:
         for candidate in known:
             if candidate.sniff(path):
-                return candidate.open(path)
+                return _open(candidate, path, options)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
     looked_for = "; ".join(f"{f.looks_for} ({f.name})" for f in known)
@@ -169,6 +186,16 @@ def open_source(path: str | os.PathLike[str], format: str | None = None) -> Sour
         f"{path} is of no format that is known here; looked for {looked_for}. If it is one of "
         "them all the same, name it with --format"
     )
+
+
+def _open(found: Format, path: Path, options: Mapping[str, Any]) -> Source:
+    for name in options:
+        if name not in found.options:
+            flag = f"--{name.replace('_', '-')} ({name}=)"
+            raise SourceError(
+                f"{path} is of format {found.name}, which has no {flag}; leave it out"
+            )
+    return found.open(path, **options)
 
 
 def format_named(name: str) -> Format:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from expstore.errors import MissingExtraError, SourceError
+
+LOG = logging.getLogger(__name__)
 
 Policy = Callable[[Any], Any]  # observation -> action
 
@@ -32,11 +36,31 @@ def make_environment(env_id: str) -> Any:
         _register_atari(gymnasium)
     try:
         # The checker warns about how an environment is made; here it is recorded as it is.
-        return gymnasium.make(env_id, disable_env_checker=True)
+        with _quiet_models(gymnasium.spec(env_id).entry_point):
+            return gymnasium.make(env_id, disable_env_checker=True)
     except gymnasium.error.DependencyNotInstalled as error:
         raise MissingExtraError(f"{env_id} cannot run: {error}") from error
     except (gymnasium.error.Error, ImportError) as error:
         raise SourceError(f"{PREFIX}{env_id} cannot be made: {error}") from error
+
+
+@contextlib.contextmanager
+def _quiet_models(entry_point: Any) -> Iterator[None]:
+    """Keep MuJoCo from writing its remarks on gymnasium's models to stderr and a file here.
+
+    What it has to say of a simulation, later, is heard as ever.
+    """
+    if "mujoco" not in str(entry_point):
+        yield
+        return
+    import mujoco
+
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(LOG.debug)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
 
 
 def _register_atari(gymnasium: Any) -> None:

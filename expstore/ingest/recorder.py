@@ -96,7 +96,8 @@ class GymSource:
         rows = Rows()
         observation, _ = environment.reset(seed=seed)
         rows.add(self._observed, observation)
-        rewards, flags = [], []
+        rewards: list[NDArray[np.float64]] = []
+        flags: list[tuple[bool, bool]] = []
         ended = False
         while not ended and len(rewards) != room:
             action = self._act(observation)

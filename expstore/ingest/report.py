@@ -9,7 +9,7 @@ from expstore.formats.source import Failure
 
 
 @dataclass(frozen=True)
-class Progress:
+class IngestProgress:
     """How far an import is."""
 
     num_episodes: int  # appended in this run
@@ -43,6 +43,11 @@ class IngestReport:
         skipped_episodes: episodes that did not, since there was nothing in them, by reason.
         failures: parts of the source that could not be read or did not fit.
         dtype_changes: field -> "float32 to float64", made by the source.
+        shape_changes: field -> "(1,) to ()", made by the source.
+        left_out: what no episode was given of, though the source has it -> why.
+        flags: end flag, by the source's name -> appended or failed episodes that it ended.
+        remarks: what is stored, but not as one would expect -> in how many episodes; 0 where
+            it is about the source as a whole.
         casts: field -> rows cast to the dtype of the store (`cast=True`).
         lost_episodes: appended by an earlier, killed writer of the store, but never committed.
         is_interrupted: Ctrl-C ended it; every whole episode was kept.
@@ -66,6 +71,10 @@ class IngestReport:
     skipped_episodes: Mapping[str, int] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
     dtype_changes: Mapping[str, str] = field(default_factory=dict)
+    shape_changes: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, int] = field(default_factory=dict)
+    remarks: Mapping[str, int] = field(default_factory=dict)
     casts: Mapping[str, int] = field(default_factory=dict)
     lost_episodes: int = 0
     is_interrupted: bool = False

@@ -37,8 +37,9 @@ class Info(dict[str, torch.Tensor]):
 class Batch(Mapping[str, Any]):
     """One batch: `batch["observation"]` is a tensor (B, W, *shape), or (B, *shape) for steps.
 
-    Nested fields are read as `batch["observation"]["image"]` and `batch["observation/image"]`.
-    The tensors are the caller's to keep and to change.
+    A ragged field is a nested one with `values` (B, W, longest, *shape), filled up with zeros,
+    and `length` (B, W). Nested fields are read as `batch["observation"]["image"]` and
+    `batch["observation/image"]`. The tensors are the caller's to keep and to change.
 
     >>> batch = Batch({"a/b": torch.zeros(2, 3), "c": torch.ones(2)}, Info())
     >>> batch["a"]["b"].shape, list(batch)
@@ -72,6 +73,22 @@ class Batch(Mapping[str, Any]):
     def batch_size(self) -> int:
         """B, the number of anchors."""
         return len(next(iter((*self.fields.values(), *self.info.values())), ()))
+
+    def text(self, name: str) -> list[Any]:
+        """A text field as strings, nested like its steps: (B, W) or (B,).
+
+        >>> word = torch.tensor([[104, 105, 0]], dtype=torch.uint8)
+        >>> batch = Batch({"task/values": word, "task/length": torch.tensor([2])}, Info())
+        >>> batch.text("task")
+        ['hi']
+        """
+        values, lengths = self.fields[f"{name}/values"], self.fields[f"{name}/length"]
+        flat = values.reshape(-1, values.shape[-1]).cpu().numpy()
+        sizes = lengths.reshape(-1).tolist()
+        words: list[Any] = [row[:n].tobytes().decode() for row, n in zip(flat, sizes, strict=True)]
+        for size in reversed(lengths.shape[1:]):
+            words = [words[i : i + size] for i in range(0, len(words), size)]
+        return words
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         """A batch of what `function` makes of each tensor, info included."""

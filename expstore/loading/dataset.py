@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from expstore.loading.units import Step, Unit
 from expstore.sampling.draw import Draw
 from expstore.sampling.permutation import permute
 from expstore.storage.store import Store
+
+SAME_ORDER = ("batch_size", "shuffle", "drop_last", "num_steps", "rank", "world_size")
 
 
 class SequenceDataset(Dataset[Any]):
@@ -86,84 +89,108 @@ def plain(value: Any) -> Any:
     return {name: plain(value[name]) for name in value} if isinstance(value, Batch) else value
 
 
-def whole_batch(windows: Any) -> Batch:
-    """The collate function of `sequence_loader`: the batch is there already."""
-    batch: Batch = windows.batch
-    return batch
+@dataclass(frozen=True)
+class Collate:
+    """What `sequence_loader` does with a batch, which is there already, in the worker."""
+
+    transform: Callable[[Batch], Any] | None = None
+
+    def __call__(self, windows: Any) -> Any:
+        batch: Batch = windows.batch
+        return batch if self.transform is None else self.transform(batch)
 
 
 class Positions(Sampler[list[int]]):
-    """The positions of each batch of an epoch, a pure function of (seed, epoch, batch)."""
+    """The positions of each batch of an epoch, a pure function of (seed, epoch, batch, rank).
+
+    With several ranks, `num_steps mod world_size` positions are left out of an epoch: the last
+    ones of its order, so with `shuffle` others each time.
+    """
 
     def __init__(
-        self, num_steps: int, batch_size: int, *, shuffle: bool, seed: int, drop_last: bool
+        self,
+        num_steps: int,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int,
+        drop_last: bool,
+        rank: int,
+        world_size: int,
     ) -> None:
         self.num_steps, self.batch_size = num_steps, batch_size
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
-        self.epoch = 0
-        self.first_batch = 0  # of the next epoch that is walked
+        self.rank, self.world_size = rank, world_size
+        self.epoch = 0  # that `iter` walks
+        self.first_batch = 0  # of it
 
     def __len__(self) -> int:
-        if self.drop_last:
-            return self.num_steps // self.batch_size
-        return -(-self.num_steps // self.batch_size)
+        own = self.num_steps // self.world_size
+        return own // self.batch_size if self.drop_last else -(-own // self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        for batch in range(self.first_batch, len(self)):
+        # The arguments are taken now: the generator runs when a loader reads ahead.
+        return self._walk(self.epoch, self.first_batch)
+
+    def _walk(self, epoch: int, first_batch: int) -> Iterator[list[int]]:
+        own = self.num_steps // self.world_size
+        for batch in range(first_batch, len(self)):
             start = batch * self.batch_size
-            at = np.arange(start, min(start + self.batch_size, self.num_steps))
-            yield (
-                permute(self.seed, self.epoch, at, self.num_steps) if self.shuffle else at
-            ).tolist()
+            at = np.arange(start, min(start + self.batch_size, own)) * self.world_size + self.rank
+            order = permute(self.seed, epoch, at, self.num_steps) if self.shuffle else at
+            yield order.tolist()
 
 
 class SequenceLoader(DataLoader[Any]):
-    """A DataLoader that yields `Batch`es and can say, and be told, where it stands."""
+    """A DataLoader that yields `Batch`es and can say, and be told, where it stands.
+
+    Each `iter` walks another epoch, also when the one before was left early.
+    """
 
     def __init__(self, dataset: SequenceDataset, positions: Positions, device: Any, **kwargs: Any):
-        super().__init__(dataset, batch_sampler=positions, collate_fn=whole_batch, **kwargs)
+        super().__init__(dataset, batch_sampler=positions, **kwargs)
         self._windows = dataset
         self._positions = positions
         self._device = torch.device(device)
-        self._delivered = 0  # batches of this epoch
+        self._next = (0, 0)  # epoch and first batch of the next `iter`
+        self._stands = (0, 0)  # epoch, and batches of it that were delivered
 
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        """The rest of this epoch; the next call walks the next one."""
-        positions = self._positions
-        self._delivered = positions.first_batch
-        for batch in super().__iter__():
-            self._delivered += 1
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        epoch, delivered = self._next
+        self._positions.epoch, self._positions.first_batch = epoch, delivered
+        self._next = (epoch + 1, 0)
+        return self._walk(super().__iter__(), epoch, delivered)
+
+    def _walk(self, batches: Iterator[Any], epoch: int, delivered: int) -> Iterator[Any]:
+        for batch in batches:
+            delivered += 1
+            self._stands = (epoch, delivered)
             yield batch if self._device.type == "cpu" else batch.to(self._device)
-        positions.epoch, positions.first_batch, self._delivered = positions.epoch + 1, 0, 0
+        self._stands = (epoch + 1, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands: epoch and batches delivered, not those read ahead."""
-        dataset, positions = self._windows, self._positions
+        positions = self._positions
         return {
             "version": STATE_VERSION,
             "seed": positions.seed,
-            "epoch": positions.epoch,
-            "batch": self._delivered,
-            "batch_size": positions.batch_size,
-            "shuffle": positions.shuffle,
-            "drop_last": positions.drop_last,
-            "num_steps": positions.num_steps,
-            "unit": repr(dataset.unit),
-            "stores": identities(dataset.store),
+            "epoch": self._stands[0],
+            "batch": self._stands[1],
+            **{name: getattr(positions, name) for name in SAME_ORDER},
+            "unit": repr(self._windows.unit),
+            "stores": identities(self._windows.store),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken, with the next call of `iter`.
+        """Continue where `state` was taken, with the next `iter`.
 
         Raises:
-            StateError: it belongs to another store, unit or order. The store may have grown
-                since: open it as of the same commit.
+            StateError: it belongs to another store, unit or order, or the store has grown
+                since, so that the order of its steps is another one.
         """
-        same = ("version", "batch_size", "shuffle", "drop_last", "num_steps", "unit")
-        check_state(state, self.state_dict(), same)
-        positions = self._positions
-        positions.seed, positions.epoch = state["seed"], state["epoch"]
-        positions.first_batch = self._delivered = state["batch"]
+        check_state(state, self.state_dict(), ("version", *SAME_ORDER, "unit"))
+        self._positions.seed = state["seed"]
+        self._next = self._stands = (state["epoch"], state["batch"])
 
 
 def sequence_loader(
@@ -175,27 +202,55 @@ def sequence_loader(
     seed: int = 0,
     device: str | torch.device = "cpu",
     drop_last: bool = False,
+    transform: Callable[[Batch], Any] | None = None,
+    rank: int = 0,
+    world_size: int = 1,
     **kwargs: Any,
 ) -> SequenceLoader:
     """A torch DataLoader over the windows of a dataset.
 
     Every step is an anchor once per epoch. With `shuffle` their order is a function of
-    (seed, epoch), computed and not stored.
+    (seed, epoch), computed and not stored; the batches are the same for any `num_workers`.
 
     Args:
         dataset: what to read.
-        batch_size: windows per batch.
+        batch_size: windows per batch, B.
         shuffle: in random order.
-        num_workers: processes that read; 0 reads in this one.
+        num_workers: processes that read; 0 reads in this one. They hold maps only.
         seed: any integer.
         device: where the batches go.
         drop_last: leave the last, shorter batch of an epoch out.
-        **kwargs: further arguments of torch's DataLoader.
+        transform: applied to each batch, in the worker; what it returns is what comes.
+        rank: of this process in distributed training, 0 to `world_size - 1`.
+        world_size: processes that share each epoch without overlap.
+        **kwargs: further arguments of torch's DataLoader, such as `multiprocessing_context`.
 
     Raises:
-        SchemaError: a batch size below 1.
+        SchemaError: an argument out of range.
+
+    Example:
+        >>> import numpy as np, tempfile, expstore
+        >>> path = tempfile.mkdtemp() + "/demo.exp"
+        >>> with expstore.Writer(path) as writer:
+        ...     number = writer.append({"observation": np.zeros((6, 2)), "reward": np.ones(5)})
+        >>> dataset = expstore.SequenceDataset(expstore.open(path), expstore.Sequence(length=3))
+        >>> loader = expstore.sequence_loader(dataset, batch_size=2, shuffle=True)
+        >>> [batch["observation"].shape[0] for batch in loader]
+        [2, 2, 1]
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise SchemaError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
-    positions = Positions(len(dataset), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
-    return SequenceLoader(dataset, positions, device, num_workers=num_workers, **kwargs)
+    for name, value, least in (("batch_size", batch_size, 1), ("world_size", world_size, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise SchemaError(f"{name} must be an integer of at least {least}, got {value!r}")
+    if not 0 <= rank < world_size:
+        raise SchemaError(f"rank must be from 0 to {world_size - 1}, got {rank}")
+    positions = Positions(
+        len(dataset),
+        batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        drop_last=drop_last,
+        rank=rank,
+        world_size=world_size,
+    )
+    kwargs = {"collate_fn": Collate(transform), "num_workers": num_workers, **kwargs}
+    return SequenceLoader(dataset, positions, device, **kwargs)

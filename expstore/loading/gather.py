@@ -30,6 +30,7 @@ class Gather:
     def __init__(self, fields: dict[str, Field], num_threads: int | None = None) -> None:
         self.fields = fields
         self.threads = Threads(num_threads or min(4, os.cpu_count() or 1))
+        self._ragged = [name for name, field in fields.items() if field.ragged]
         self._buffers = Buffers()
         self._layouts: dict[int, Packed] = {}
 
@@ -39,17 +40,28 @@ class Gather:
         return Gather(resolve(store.snapshots[0].schema, names), num_threads)
 
     def read(self, store: Store, steps: NDArray[np.int64]) -> dict[str, torch.Tensor]:
-        """Tensors (*S, *shape) of the given steps S, which the store is known to hold."""
+        """Tensors (*S, *shape) of the given steps S, which the store is known to hold.
+
+        A ragged field comes as `<name>/values` (*S, longest, *shape), filled up with zeros,
+        and `<name>/length` (*S).
+        """
         flat = steps.reshape(-1)
         packed = self._layouts.get(len(flat))
         if packed is None:
-            packed = self._layouts[len(flat)] = Packed.of(self.fields, len(flat))
+            fixed = {name: f for name, f in self.fields.items() if not f.ragged}
+            packed = self._layouts[len(flat)] = Packed.of(fixed, len(flat))
         out = packed.views(self._buffers.empty(packed.num_bytes))
         store.read_into(flat, out, self.threads)
+        for name in self._ragged:
+            rows = store.read_ragged(name, flat)
+            out[f"{name}/values"], out[f"{name}/length"] = rows.padded(), rows.lengths
         return {
-            name: as_tensor(array, self.fields[name]).view(*steps.shape, *array.shape[1:])
+            name: as_tensor(array, self._field_of(name)).view(*steps.shape, *array.shape[1:])
             for name, array in out.items()
         }
+
+    def _field_of(self, name: str) -> Field | None:
+        return self.fields.get(name, self.fields.get(name.removesuffix("/values")))
 
     def __reduce__(self) -> Any:
         return Gather, (self.fields, self.threads.num_threads)
@@ -112,7 +124,7 @@ class _Loan:
             self._free.append(self._memory)
 
 
-def as_tensor(array: NDArray[Any], field: Field) -> torch.Tensor:
+def as_tensor(array: NDArray[Any], field: Field | None) -> torch.Tensor:
     """The array as a tensor of the field's own dtype, without a copy."""
     tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if field.dtype == "bfloat16" else tensor
+    return tensor.view(torch.bfloat16) if field and field.dtype == "bfloat16" else tensor

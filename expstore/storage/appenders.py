@@ -12,7 +12,8 @@ from expstore.storage import files
 from expstore.storage.coded import CodedAppender
 from expstore.storage.layout import ArrayLayout, arrays_of
 from expstore.storage.mapped import MappedAppender
-from expstore.storage.undecided import Appender, UndecidedAppender, choose, is_undecided
+from expstore.storage.protocols import Appender
+from expstore.storage.undecided import UndecidedAppender, choose, is_undecided
 
 
 class Appenders(Mapping[str, Appender]):
@@ -59,8 +60,7 @@ class Appenders(Mapping[str, Appender]):
     def decide(self) -> None:
         """Choose the layout of the fields that waited for data, if there is some by now."""
         for name in sorted(self._undecided):
-            step_array = self._appenders[f"steps/{name}"]
-            assert isinstance(step_array, UndecidedAppender), name
+            step_array = self._waiting(f"steps/{name}")
             if step_array.num_rows:
                 self._settle(name, choose(self.schema[name], step_array.rows()))
 
@@ -88,14 +88,26 @@ class Appenders(Mapping[str, Appender]):
 
     def _settle(self, name: str, layout: str) -> None:
         field = replace(self.schema[name], layout=layout)
-        self.schema = Schema({**self.schema.fields, name: field})
-        settled = arrays_of(self.schema, self._most_rows)
+        schema = Schema({**self.schema.fields, name: field})
+        settled, paths = arrays_of(schema, self._most_rows), _arrays_of_field(schema, name)
+        ready = {path: self._appender(settled[path], 0) for path in paths}
+        try:
+            for path, appender in ready.items():
+                self._waiting(path).hand_over(appender)
+        except BaseException:  # nothing is decided yet: it is tried again with the next commit
+            for appender in ready.values():
+                appender.close()
+            raise
+        self.schema = schema
         self._undecided.remove(name)
-        for path in _arrays_of_field(self.schema, name):
+        for path, appender in ready.items():
             self.arrays[path] = settled[path]
-            waiting = self._appenders[path]
-            assert isinstance(waiting, UndecidedAppender), path
-            waiting.become(self._appender(settled[path], 0))
+            self._waiting(path).become(appender)
+
+    def _waiting(self, path: str) -> UndecidedAppender:
+        appender = self._appenders[path]
+        assert isinstance(appender, UndecidedAppender), path
+        return appender
 
     def _appender(self, layout: ArrayLayout, num_rows: int) -> Appender:
         kind = CodedAppender if layout.is_coded else MappedAppender

@@ -117,10 +117,12 @@ class CodedAppender:
         """Nothing stays open; shards without a name are removed when the store is next opened."""
 
     def _add_chunk(self, data: bytes) -> None:
-        self._encoded.append(data)
-        if len(self._encoded) == self.layout.chunks_per_shard:
-            self._shards[self._shard] = self._write(self._shard, self._encoded)
-            self._shard, self._encoded = self._shard + 1, []
+        if len(self._encoded) + 1 < self.layout.chunks_per_shard:
+            self._encoded.append(data)
+            return
+        # Written before anything changes, so that it can be tried again when it fails.
+        self._shards[self._shard] = self._write(self._shard, [*self._encoded, data])
+        self._shard, self._encoded = self._shard + 1, []
 
     def _continue_at(self, num_rows: int) -> None:
         """Take up the shard that row `num_rows` will go to, from memory or from its file."""

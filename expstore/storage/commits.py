@@ -161,7 +161,8 @@ def _checked_layout(
 ) -> ArrayLayout:
     """An array's layout, which may differ from the usual one in its chunks only."""
     layout = ArrayLayout.of_metadata(expected.path, entry)
-    if replace(layout, chunk_rows=expected.chunk_rows) != expected:
+    usual = replace(layout, chunk_rows=expected.chunk_rows, inner_rows=expected.inner_rows)
+    if usual != expected or layout.is_coded != expected.is_coded:
         raise FormatError(f"array {expected.path!r} does not fit the schema")
     if entry["shape"][0] != dims[layout.dimension][1]:
         raise FormatError(f"array {expected.path!r} does not have the length that the commit says")
@@ -204,16 +205,18 @@ def write_documents(path: Path, documents: dict[str, dict[str, Any]], *, durable
 
 
 def documents_on_disk(path: Path, root: Root) -> Iterator[tuple[str, Any]]:
-    """The `zarr.json` of every group and array as it is now; a FormatError for a broken one."""
-    for name in root.documents():
+    """The `zarr.json` below the root as they are now, the one that a commit writes last first.
+
+    A missing one is None, a broken one a FormatError.
+    """
+    names = list(root.documents())
+    names.remove("")
+    for name in reversed(names):
+        data = _content(path / name / METADATA_FILE)
         try:
-            yield name, json.loads(files.read(path / name / METADATA_FILE))
-        except (OSError, ValueError, RecursionError) as error:
-            broken = FormatError(
-                f"{path / name / METADATA_FILE} is missing or no JSON: {error}; open the store with "
-                "a Writer once, which mends it"
-            )
-            yield name, broken
+            yield name, None if data is None else json.loads(data)
+        except (ValueError, RecursionError) as error:
+            yield name, FormatError(f"{path / name / METADATA_FILE} is no JSON: {error}")
 
 
 def _content(path: Path) -> bytes | None:
@@ -280,7 +283,11 @@ class WriterLock:
                 "lock=False if nothing else writes here"
             ) from error
         holder = {"pid": os.getpid(), "host": socket.gethostname()}
-        files.write_whole(self._path / HOLDER_FILE, canonical_json(holder), durable=False)
+        try:
+            files.write_whole(self._path / HOLDER_FILE, canonical_json(holder), durable=False)
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
         self._lock.release()
@@ -323,7 +330,7 @@ def note_writing(path: Path, descriptor: int, episodes: int, steps: int) -> None
 def recover(path: Path, root: Root, *, durable: bool) -> Recovery:
     """Finish what the last writer left half done; committed data is never touched."""
     lost = _lost(path, root)
-    _cut_history(path, root.commit.number)
+    cut_history(path, root.commit.number)
     removed = remove_strays(path, root)
     documents = root.documents()
     del documents[""]
@@ -343,7 +350,7 @@ def _lost(path: Path, root: Root) -> tuple[int, int]:
     return max(0, episodes - dims[EPISODE][1]), max(0, steps - dims[STEP][1])
 
 
-def _cut_history(path: Path, newest: int) -> None:
+def cut_history(path: Path, newest: int) -> None:
     """Drop torn lines and those of commits that were never published."""
     data = _content(path / HISTORY_FILE) or b""
     kept = 0

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from expstore.episode import END_REASONS
 from expstore.errors import DamagedError
 from expstore.storage import files
-from expstore.storage.following import Column
 from expstore.storage.layout import EPISODE, METADATA_VALUES, NO_SEED
+from expstore.storage.protocols import Column
 
 
 @dataclass(frozen=True)

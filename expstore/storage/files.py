@@ -99,7 +99,8 @@ def unlink(path: Path) -> None:
 
 
 def close(descriptor: int) -> None:
-    os.close(descriptor)
+    with explained("close", f"descriptor {descriptor}"):
+        os.close(descriptor)
 
 
 def read(path: Path) -> bytes:
@@ -164,7 +165,8 @@ def append_line(path: Path, line: bytes, *, durable: bool) -> None:
     with explained("append to", path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     with opened(descriptor), explained("append to", path):
-        os.write(descriptor, line)
+        while line:  # the system may take it in parts
+            line = line[os.write(descriptor, line) :]
         if durable:
             sync(descriptor, path)
 

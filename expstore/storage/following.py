@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from expstore.errors import DamagedError
+from expstore.ragged import Ragged, Rows, differing, one_row
 from expstore.storage import files
-from expstore.storage.parallel import Threads
-from expstore.storage.undecided import Appender
+from expstore.storage.protocols import Appender, Column
+from expstore.storage.ragged import RaggedColumn, rows_checksum
 
 
-class Column(Protocol):
-    """What an array is read through; rows `start` to `stop` are those of the commit."""
+class ValueAppender(Protocol):
+    """Takes the values of exceptions, ragged or not."""
 
-    def take(
-        self,
-        rows: NDArray[np.int64],
-        out: NDArray[Any],
-        start: int,
-        stop: int,
-        threads: Threads = ...,
-    ) -> NDArray[Any]: ...
-
-    def slice(self, first: int, last: int, start: int, stop: int) -> NDArray[Any]: ...
-
-    def check(self, start: int, stop: int) -> Iterator[DamagedError]: ...
+    def append(self, rows: Any) -> None: ...
 
 
 @dataclass
@@ -38,7 +26,7 @@ class NextWriter:
 
     step: Appender
     present: Appender
-    value: Appender
+    value: ValueAppender
     checksum: int = 0  # over the exceptions of the open episode
     _last: NDArray[Any] | None = field(default=None, repr=False)  # given for the newest row
 
@@ -46,9 +34,7 @@ class NextWriter:
         """Start an episode."""
         self.checksum, self._last = 0, None
 
-    def extend(
-        self, start: int, first: int, rows: NDArray[Any], following: NDArray[Any] | None
-    ) -> None:
+    def extend(self, start: int, first: int, rows: Rows, following: Rows | None) -> None:
         """Take the next rows of the episode.
 
         Args:
@@ -58,23 +44,33 @@ class NextWriter:
             following: (n, *shape), what came after each of them; None where the source
                 does not say, which means: the following row, and nothing after the last.
         """
-        if self._last is not None and _bytes(self._last[None]) != _bytes(rows[:1]):
-            self._append(start, np.array([first - 1]), self._last[None], present=True)
+        if self._last is not None:
+            last = one_row(self._last, rows)
+            if len(differing(last, rows[:1])):
+                self._append(start, np.array([first - 1]), last, present=True)
         self._last = None
         if following is not None:
-            differs = _differ(following[:-1], rows[1:])
+            differs = differing(following[:-1], rows[1:])
             self._append(start, first + differs, following[differs], present=True)
             self._last = following[-1].copy()
 
-    def finish(self, start: int, last: int, final: NDArray[Any] | None, row: NDArray[Any]) -> None:
-        """End the episode at step `last`, whose value is `row`; `final` came after it, if known."""
-        final = self._last if self._last is not None else final
-        value = np.zeros_like(row) if final is None else final
-        self._append(start, np.array([last]), value[None], present=final is not None)
+    def finish(self, start: int, last: int, final: NDArray[Any] | None, newest: Rows) -> None:
+        """End the episode at step `last`.
 
-    def _append(
-        self, start: int, steps: NDArray[np.int64], values: NDArray[Any], *, present: bool
-    ) -> None:
+        Args:
+            final: the value after it, if that is known and was not among the next values.
+            newest: the row of the last step, as a column of one row.
+        """
+        final = self._last if self._last is not None else final
+        if final is not None:
+            value = one_row(final, newest)
+        elif isinstance(newest, Ragged):
+            value = Ragged(newest.values[:0], np.zeros(1, np.int64))
+        else:
+            value = np.zeros_like(newest)
+        self._append(start, np.array([last]), value, present=final is not None)
+
+    def _append(self, start: int, steps: NDArray[np.int64], values: Rows, *, present: bool) -> None:
         if not len(steps):
             return
         steps = steps.astype("<i8")
@@ -86,15 +82,20 @@ class NextWriter:
 
 
 def exceptions_checksum(
-    offsets: NDArray[np.int64], present: NDArray[np.bool_], values: NDArray[Any], before: int = 0
+    offsets: NDArray[np.int64], present: NDArray[np.bool_], values: Rows, before: int = 0
 ) -> int:
     """CRC-32C over each exception in turn: offset in the episode (int64), presence, value."""
     num = len(offsets)
-    record = np.empty((num, 9 + values[:1].nbytes), np.uint8)
-    record[:, :8] = offsets.astype("<i8").view(np.uint8).reshape(num, 8)
-    record[:, 8] = present
-    record[:, 9:] = np.ascontiguousarray(values).reshape(num, -1).view(np.uint8)
-    return files.crc32c(record, before)
+    head = np.empty((num, 9), np.uint8)
+    head[:, :8] = offsets.astype("<i8").view(np.uint8).reshape(num, 8)
+    head[:, 8] = present
+    if not isinstance(values, Ragged):
+        flat = np.ascontiguousarray(values).reshape(num, -1).view(np.uint8)
+        return files.crc32c(np.concatenate([head, flat], axis=1), before)
+    crc = before
+    for i in range(num):
+        crc = rows_checksum(values[i : i + 1], files.crc32c(head[i], crc))
+    return crc
 
 
 def combined_checksum(rows: int, exceptions: int | None) -> int:
@@ -110,17 +111,19 @@ class NextReader:
 
     step: Column
     present: Column
-    value: Column
+    value: Column | RaggedColumn
     start: int  # live range of the exceptions
     stop: int
 
-    def between(self, first: int, last: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    def between(self, first: int, last: int) -> tuple[NDArray[Any], NDArray[Any], Rows]:
         """Steps, presence and values of the exceptions at steps `first` to `last`."""
         steps = self._steps()
-        low, high = np.searchsorted(steps, (first, last)) + self.start
-        return tuple(  # type: ignore[return-value]
-            column.slice(int(low), int(high), self.start, self.stop)
-            for column in (self.step, self.present, self.value)
+        low, high = (np.searchsorted(steps, (first, last)) + self.start).tolist()
+        live = self.start, self.stop
+        return (
+            self.step.slice(low, high, *live),
+            self.present.slice(low, high, *live),
+            self.value.slice(low, high, *live),
         )
 
     def find(self, steps: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
@@ -134,10 +137,23 @@ class NextReader:
 
     def correct(self, steps: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Put the exceptions in their places in `out` (n, *shape), read from the rows after."""
+        assert not isinstance(self.value, RaggedColumn)
         hits, rows = self.find(steps)
         if len(hits):
             values = np.empty((len(rows), *out.shape[1:]), out.dtype)
             out[hits] = self.value.take(rows, values, self.start, self.stop)
+
+    def corrected(self, steps: NDArray[np.int64], after: Ragged) -> Ragged:
+        """The same for ragged values, which do not fit into each other's places."""
+        assert isinstance(self.value, RaggedColumn)
+        hits, rows = self.find(steps)
+        if not len(hits):
+            return after
+        source = np.arange(len(steps))
+        source[hits] = len(steps) + np.arange(len(hits))
+        exceptions = self.value.read(rows, self.start, self.stop)
+        both: Ragged = Ragged.concatenate([after, exceptions])[source]
+        return both
 
     def has_next(self, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether there is a value after each step."""
@@ -150,30 +166,3 @@ class NextReader:
 
     def _steps(self) -> NDArray[np.int64]:
         return self.step.slice(self.start, self.stop, self.start, self.stop)
-
-
-def next_readers(
-    columns: Mapping[str, Column], dims: Mapping[str, tuple[int, int]], names: tuple[str, ...]
-) -> dict[str, NextReader]:
-    """A reader for every field that has next values."""
-    return {
-        name: NextReader(
-            columns[f"next/{name}/step"],
-            columns[f"next/{name}/present"],
-            columns[f"next/{name}/value"],
-            *dims[f"next/{name}"],
-        )
-        for name in names
-    }
-
-
-def _differ(given: NDArray[Any], rows: NDArray[Any]) -> NDArray[np.int64]:
-    """Where two arrays (n, *shape) differ in bytes, so that NaN equals itself and -0 is not 0."""
-    if not len(given):
-        return np.empty(0, np.int64)
-    a, b = (np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8) for x in (given, rows))
-    return np.flatnonzero((a != b).any(axis=1))
-
-
-def _bytes(rows: NDArray[Any]) -> bytes:
-    return np.ascontiguousarray(rows).tobytes()

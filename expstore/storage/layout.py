@@ -213,7 +213,7 @@ def arrays_of(schema: Schema, most: int = MAX_CHUNK_STEPS) -> dict[str, ArrayLay
 
 def _step_arrays(schema: Schema, most: int) -> Iterator[ArrayLayout]:
     for name, f in schema.fields.items():
-        yield _field_array(f"steps/{name}", STEP, name, f, most)
+        yield from _field_arrays(f"steps/{name}", STEP, f"{name}/values", name, f, most)
     yield ArrayLayout("steps/done", STEP, (), np.dtype("bool"), chunk_rows(1, most))
     yield ArrayLayout("steps/episode", STEP, (), np.dtype("<i8"), chunk_rows(8, most))
 
@@ -223,15 +223,22 @@ def _next_arrays(schema: Schema) -> Iterator[ArrayLayout]:
         f, group = schema[name], f"next/{name}"
         yield ArrayLayout(f"{group}/step", group, (), np.dtype("<i8"), chunk_rows(8))
         yield ArrayLayout(f"{group}/present", group, (), np.dtype("bool"), chunk_rows(1))
-        yield _field_array(f"{group}/value", group, name, f, MAX_CHUNK_STEPS)
+        values = f"{group}/values"
+        yield from _field_arrays(f"{group}/value", group, values, name, f, MAX_CHUNK_STEPS)
 
 
-def _field_array(path: str, dimension: str, name: str, f: Field, most: int) -> ArrayLayout:
+def _field_arrays(
+    path: str, dimension: str, elements: str, name: str, f: Field, most: int
+) -> Iterator[ArrayLayout]:
+    """The array of a field along `dimension`, or the two of a ragged one."""
+    if f.ragged:
+        yield ArrayLayout(f"{path}/end", dimension, (), np.dtype("<i8"), chunk_rows(8, most))
+        path, dimension = f"{path}/values", elements
     rows, inner = chunk_rows(f.step_bytes, most), 0
     if f.layout == "coded":
         rows, inner = shard_rows(f.step_bytes, most)
-    return ArrayLayout(path, dimension, f.shape, f.stored_dtype, rows, _axis_names(name, f),
-                       _attributes(f), inner)  # fmt: skip
+    yield ArrayLayout(path, dimension, f.shape, f.stored_dtype, rows, _axis_names(name, f),
+                      _attributes(f), inner)  # fmt: skip
 
 
 def _episode_arrays(schema: Schema) -> list[ArrayLayout]:

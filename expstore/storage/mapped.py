@@ -23,6 +23,7 @@ class MappedAppender:
         self.root = root
         self.layout = layout
         self.num_rows = num_rows  # appended, whether written or still collected
+        self._num_committed = num_rows
         self._written = num_rows
         self._pending: list[NDArray[Any]] = []
         self._pending_bytes = 0
@@ -109,6 +110,9 @@ class MappedAppender:
             raise DamagedError(
                 f"{path} must have {self.layout.chunk_bytes} bytes, got {size}; run expstore verify"
             )
+        elif chunk * self.layout.chunk_rows >= self._num_committed:
+            # Left there by rows that were discarded: its name may not be durable yet.
+            self._new_files = True
         descriptor = files.open_for_writing(path)
         if self._descriptor >= 0 and self._descriptor not in self._unsynced:
             files.close(self._descriptor)
@@ -119,5 +123,5 @@ class MappedAppender:
         partial = files.temporary(path)
         with files.opened(files.create(partial)) as descriptor:
             files.set_size(descriptor, self.layout.chunk_bytes, path)
-        files.rename(partial, path)
         self._new_files = True
+        files.rename(partial, path)

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expstore.episode import END_REASONS
+from expstore.ragged import Ragged, Rows
 from expstore.schema import Schema
-from expstore.storage import files
 from expstore.storage.episodes import IndexRow
-from expstore.storage.following import NextWriter, combined_checksum
-from expstore.storage.undecided import Appender
+from expstore.storage.following import NextWriter, ValueAppender, combined_checksum
+from expstore.storage.protocols import Appender
+from expstore.storage.ragged import RaggedAppender, rows_checksum
 
 
 class OpenEpisode:
@@ -28,7 +29,7 @@ class OpenEpisode:
         self._number = number
         self._appenders = appenders
         self._checksums = dict.fromkeys(schema.fields, 0)
-        self._last: dict[str, NDArray[Any]] = {}  # field -> newest row
+        self._newest: dict[str, Rows] = {}  # field -> column of the newest row
         self._returned: NDArray[np.float64] | None = None
         if "reward" in schema.fields:
             self._returned = np.zeros(schema["reward"].shape)
@@ -36,25 +37,31 @@ class OpenEpisode:
             name: NextWriter(
                 appenders[f"next/{name}/step"],
                 appenders[f"next/{name}/present"],
-                appenders[f"next/{name}/value"],
+                self._appender(f"next/{name}/value", name),
             )
             for name in schema.next_fields
         }
+        self._steps = {name: self._appender(f"steps/{name}", name) for name in schema.fields}
 
-    def extend(
-        self, columns: Mapping[str, NDArray[Any]], following: Mapping[str, NDArray[Any]]
-    ) -> None:
+    def _appender(self, path: str, name: str) -> ValueAppender:
+        if not self.schema[name].ragged:
+            return self._appenders[path]
+        return RaggedAppender(self._appenders[f"{path}/values"], self._appenders[f"{path}/end"])
+
+    def extend(self, columns: Mapping[str, Rows], following: Mapping[str, Rows]) -> None:
         """Append a block of rows (n, *shape) of every field, checked before."""
         first = self.start + self.length
         for name, rows in columns.items():
-            self._appenders[f"steps/{name}"].append(rows)
-            self._checksums[name] = files.crc32c(rows, self._checksums[name])
+            self._steps[name].append(rows)
+            self._checksums[name] = rows_checksum(rows, self._checksums[name])
             if name in self._next:
                 self._next[name].extend(self.start, first, rows, following.get(name))
-                self._last[name] = rows[-1].copy()
+                self._newest[name] = rows[-1:] if isinstance(rows, Ragged) else rows[-1:].copy()
         num_rows = len(next(iter(columns.values())))
         if self._returned is not None:
-            self._returned = _added(self._returned, columns["reward"], self.schema["reward"].dtype)
+            rewards = columns["reward"]
+            assert not isinstance(rewards, Ragged)
+            self._returned = _added(self._returned, rewards, self.schema["reward"].dtype)
         self._appenders["steps/episode"].append(np.full(num_rows, self._number, "<i8"))
         self.length += num_rows
 
@@ -72,7 +79,7 @@ class OpenEpisode:
         self._appenders["steps/done"].append(done)
         last = self.start + self.length - 1
         for name, writer in self._next.items():
-            writer.finish(self.start, last, final.get(name), self._last[name])
+            writer.finish(self.start, last, final.get(name), self._newest[name])
         checksums = {
             name: combined_checksum(crc, self._next[name].checksum if name in self._next else None)
             for name, crc in self._checksums.items()
@@ -87,4 +94,5 @@ def _added(before: NDArray[np.float64], rows: NDArray[Any], dtype: str) -> NDArr
     if dtype == "bfloat16":
         rows = (rows.astype(np.uint32) << 16).view(np.float32)
     # `sum` adds in pairs, in an order that depends on the number of rows.
-    return np.cumsum(np.concatenate([before[None], rows.astype(np.float64)]), axis=0)[-1]
+    sums = np.cumsum(np.concatenate([before[None], rows.astype(np.float64)]), axis=0)
+    return np.asarray(sums[-1], np.float64)

@@ -13,16 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expstore.errors import FieldNotFoundError
+from expstore.ragged import Ragged, Rows, spread
 from expstore.schema import Field, Schema, unknown_field
 from expstore.spans import Spans
 from expstore.storage import files
 from expstore.storage.coded import CodedColumn
 from expstore.storage.commits import Root, read_root
 from expstore.storage.episodes import EpisodeIndex
-from expstore.storage.following import Column, NextReader, next_readers
+from expstore.storage.following import NextReader
 from expstore.storage.layout import EPISODE, METADATA_FILE, STEP, ArrayLayout
 from expstore.storage.mapping import MappedColumn
 from expstore.storage.parallel import ONE, Threads
+from expstore.storage.protocols import Column
+from expstore.storage.ragged import RaggedColumn
 
 STRIDE = 1 << 40  # in a union, store k's steps and episodes are numbered from k * STRIDE on
 DERIVED = {
@@ -71,7 +74,15 @@ class Snapshot:
     @cached_property
     def following(self) -> dict[str, NextReader]:
         """The exceptions of each field that has next values."""
-        return next_readers(self.columns, self.root.commit.dims, self.schema.next_fields)
+        return {
+            name: NextReader(
+                self.columns[f"next/{name}/step"],
+                self.columns[f"next/{name}/present"],
+                self._reader(f"next/{name}/value", name, f"next/{name}/values"),
+                *self.root.commit.dims[f"next/{name}"],
+            )
+            for name in self.schema.next_fields
+        }
 
     def spans(self, episodes: NDArray[np.int64] | None = None) -> Spans:
         """The given episodes (numbers, ascending) as spans of this store's own step numbers."""
@@ -93,12 +104,40 @@ class Snapshot:
         else:
             self._column(name).take(steps, out, self.first_step, self.stop_step, threads)
 
-    def rows(self, name: str, first: int, last: int) -> NDArray[Any]:
+    def take_ragged(self, name: str, steps: NDArray[np.int64]) -> Ragged:
+        """Read one ragged field, or `next_` of it, at live steps (n,) in any order."""
+        live = self.first_step, self.stop_step
+        if not name.startswith("next_"):
+            return self._ragged(name).read(steps, *live)
+        name = name.removeprefix("next_")
+        after = self._ragged(name).read(np.minimum(steps + 1, self.stop_step - 1), *live)
+        if name in self.following:
+            return self.following[name].corrected(steps, after)
+        kept = np.where(self._done(steps), 0, after.lengths)
+        return Ragged(after.values[spread(after.ends - after.lengths, kept)], kept)
+
+    def rows(self, name: str, first: int, last: int) -> Rows:
         """Consecutive rows of a stored field, where possible without a copy."""
+        if name in self.schema.fields and self.schema[name].ragged:
+            return self._ragged(name).slice(first, last, self.first_step, self.stop_step)
         return self._column(name).slice(first, last, self.first_step, self.stop_step)
 
     def _column(self, name: str) -> Column:
         return self.columns[f"steps/{name}"]
+
+    def _ragged(self, name: str) -> RaggedColumn:
+        reader = self._reader(f"steps/{name}", name, f"{name}/values")
+        assert isinstance(reader, RaggedColumn), name
+        return reader
+
+    def _reader(self, path: str, name: str, dimension: str) -> Column | RaggedColumn:
+        """What reads the values of a field at `path`; `dimension` is that of its elements."""
+        field = self.schema[name]
+        if not field.ragged:
+            return self.columns[path]
+        values, end = self.columns[f"{path}/values"], self.columns[f"{path}/end"]
+        live = self.root.commit.dims[dimension]
+        return RaggedColumn(values, end, field.shape, field.stored_dtype, *live)
 
     def _take_next(
         self, name: str, steps: NDArray[np.int64], out: NDArray[Any], threads: Threads
@@ -159,6 +198,8 @@ def resolve(schema: Schema, names: Iterable[str] | None) -> dict[str, Field]:
 def _resolve_one(schema: Schema, name: str) -> dict[str, Field]:
     if name in DERIVED:
         return {name: DERIVED[name]}
+    if not isinstance(name, str):
+        raise FieldNotFoundError(unknown_field(name, {**schema.fields, **DERIVED}))
     prefix = "next_" if name.startswith("next_") else ""
     wanted = name.removeprefix(prefix)
     found = {

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from expstore.episode import nest
 from expstore.errors import SchemaError, StateError, StepRangeError
+from expstore.ragged import Ragged, Rows, text_of
 from expstore.schema import Field, is_observation
 from expstore.spans import Spans
 from expstore.storage.commits import Root
@@ -152,7 +153,8 @@ class Store:
 
         Returns:
             A nested dict of new arrays (*S, *shape). bfloat16 comes as its bits, uint16.
-            Where there is no next value, `next_<field>` is 0.
+            Where there is no next value, `next_<field>` is 0. A ragged field is an object
+            array S of arrays (n, *shape), or of strings.
 
         Raises:
             StepRangeError: a step that this store or view does not hold.
@@ -161,9 +163,18 @@ class Store:
         steps = _integers(steps, "steps")
         wanted = resolve(self._snapshots[0].schema, fields)
         self.spans.positions_of(steps)
-        out = {name: np.empty((steps.size, *f.shape), f.stored_dtype) for name, f in wanted.items()}
+        out = {
+            name: np.empty((steps.size, *f.shape), f.stored_dtype)
+            for name, f in wanted.items()
+            if not f.ragged
+        }
         self.read_into(steps.reshape(-1), out)
-        return nest({name: a.reshape(steps.shape + a.shape[1:]) for name, a in out.items()})
+        for name, f in wanted.items():
+            if f.ragged:
+                out[name] = np.empty(steps.size, object)
+                for i, row in enumerate(_listed(self.read_ragged(name, steps.reshape(-1)), f)):
+                    out[name][i] = row
+        return nest({n: out[n].reshape(steps.shape + out[n].shape[1:]) for n in wanted})
 
     def read_into(
         self, steps: NDArray[np.int64], out: dict[str, NDArray[Any]], threads: Threads = ONE
@@ -182,6 +193,20 @@ class Store:
                 self._snapshots[position].take(name, local, part, threads)
                 array[here] = part
 
+    def read_ragged(self, name: str, steps: NDArray[np.int64]) -> Ragged:
+        """Flat steps (n,), known to be held, of one ragged field or of `next_` of it."""
+        owner = steps // STRIDE
+        parts, places = [], []
+        for position in np.unique(owner).tolist():
+            places.append(np.flatnonzero(owner == position))
+            local = steps[places[-1]] - position * STRIDE
+            parts.append(self._snapshots[position].take_ragged(name, local))
+        if not parts:
+            return self._snapshots[0].take_ragged(name, steps)
+        order = np.argsort(np.concatenate(places), kind="stable")
+        whole: Ragged = Ragged.concatenate(parts)[order] if len(parts) > 1 else parts[0]
+        return whole
+
     def episode(self, number: int) -> dict[str, Any]:
         """One episode as it was appended, as a nested dict of new arrays.
 
@@ -193,17 +218,21 @@ class Store:
         """
         snapshot, start, length = self._locate(number)
         steps = np.arange(start, start + length)
-        flat: dict[str, NDArray[Any]] = {}
-        for name in snapshot.schema.fields:
-            flat[name] = np.array(snapshot.rows(name, start, start + length))
+        flat: dict[str, Any] = {}
+        for name, f in snapshot.schema.fields.items():
+            flat[name] = _as_given(snapshot.rows(name, start, start + length), f)
         for name, reader in snapshot.following.items():
+            f = snapshot.schema[name]
             offsets, present, values = reader.between(start, start + length)
-            if is_observation(name) and present[-1]:
-                flat[name] = np.concatenate([flat[name], values[-1:]])
             if present[-1] and (len(offsets) > 1 or not is_observation(name)):
-                out = np.empty_like(flat[name][:length])
-                snapshot.take(f"next_{name}", steps, out)
-                flat[f"next_{name}"] = out
+                if f.ragged:
+                    flat[f"next_{name}"] = _listed(snapshot.take_ragged(f"next_{name}", steps), f)
+                else:
+                    flat[f"next_{name}"] = out = np.empty_like(flat[name])
+                    snapshot.take(f"next_{name}", steps, out)
+            if is_observation(name) and present[-1]:
+                final = _as_given(values[-1:], f)
+                flat[name] = flat[name] + final if f.ragged else np.concatenate([flat[name], final])
         return nest(flat)
 
     def _locate(self, number: int) -> tuple[Snapshot, int, int]:
@@ -384,8 +413,21 @@ def _restored(
     return Store(snapshots, rules, selected, fixed=fixed)
 
 
+def _listed(rows: Ragged, field: Field) -> list[Any]:
+    """A ragged column as a list with one array, or string, per step."""
+    return [text_of(row) if field.dtype == "text" else row for row in rows]
+
+
+def _as_given(rows: Rows, field: Field) -> Any:
+    """A column in the form that `append` takes."""
+    return _listed(rows, field) if isinstance(rows, Ragged) else np.array(rows)
+
+
 def _integers(values: ArrayLike, what: str) -> NDArray[np.int64]:
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise SchemaError(f"{what} must be integers, got rows that differ in length") from error
     if array.size == 0:
         return array.astype(np.int64)
     if array.dtype.kind == "O" and all(isinstance(value, int) for value in array.flat):

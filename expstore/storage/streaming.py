@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from expstore.episode import Columns, Episode, end_of, flatten, next_name
 from expstore.errors import SchemaError, WriterStateError
+from expstore.ragged import Ragged, Rows
 from expstore.schema import FLAGS, Schema, is_observation
 from expstore.storage.open_episode import OpenEpisode
 
@@ -48,7 +49,7 @@ class EpisodeStream:
         self._calls, self._schema = calls, schema
         self._end_reason, self._casts, self._where = end_reason, casts, where
         self._episode: OpenEpisode | None = None
-        self._block: dict[str, NDArray[Any]] = {}  # one row of room per step
+        self._block: dict[str, Any] = {}  # one row of room per step; a list if ragged
         self._filled = self._room = 0
         self._next_names: tuple[str, ...] = ()
         self._final: dict[str, NDArray[Any]] = {}
@@ -94,7 +95,7 @@ class EpisodeStream:
                 f"no step can be added {where}: {what} in the step before; end the episode there"
             )
         rows = self._one_row(flat, where)
-        ended = [flag for flag in FLAGS if flag in rows and rows[flag].any()]
+        ended = [flag for flag in FLAGS if flag in rows and np.any(rows[flag][0])]
         if self._filled == self._room:
             try:
                 self._flush()
@@ -102,7 +103,7 @@ class EpisodeStream:
                 self.discard()
                 raise
         for name, row in rows.items():
-            self._block[name][self._filled] = row[0]
+            self._block[name][self._filled] = row[0].copy() if isinstance(row, Ragged) else row[0]
         self._filled += 1
         self.num_steps += 1
         self._ended = ended
@@ -134,8 +135,8 @@ class EpisodeStream:
         newest = slice(self._filled - 1, self._filled)
         return {flag: self._block[flag][newest] for flag in FLAGS if flag in self._block}
 
-    def _one_row(self, flat: dict[str, Any], where: str) -> dict[str, NDArray[Any]]:
-        columns = Columns.of_step(flat, where)
+    def _one_row(self, flat: dict[str, Any], where: str) -> dict[str, Rows]:
+        columns = Columns.of_step(flat, where, self._schema.fields)
         if self.num_steps and set(columns.following) != set(self._next_names):
             raise SchemaError(
                 f"next values must come in every step of an episode or in none, got "
@@ -159,9 +160,12 @@ class EpisodeStream:
         step_bytes = sum(f.step_bytes for f in schema.fields.values())
         self._room = max(1, min(BLOCK_STEPS, BLOCK_BYTES // step_bytes))
         for name, f in schema.fields.items():
-            self._block[name] = np.empty((self._room, *f.shape), f.stored_dtype)
-            if name in self._next_names:
-                self._block[f"next_{name}"] = np.empty_like(self._block[name])
+            for row in (name, next_name(name))[: 2 if name in self._next_names else 1]:
+                self._block[row] = (
+                    [None] * self._room
+                    if f.ragged
+                    else np.empty((self._room, *f.shape), f.stored_dtype)
+                )
 
     def _is_final(self, flat: Mapping[str, Any]) -> bool:
         """Whether a step has only observations where there are other fields, too."""
@@ -170,13 +174,13 @@ class EpisodeStream:
     def _add_final(self, flat: dict[str, Any], where: str) -> None:
         if self._final:
             raise SchemaError(f"the final observation comes twice {where}; give one of them")
-        columns = Columns.of_step(flat, where)
+        columns = Columns.of_step(flat, where, self._schema.fields)
         observed = Schema({n: f for n, f in self._schema.fields.items() if is_observation(n)})
         final = Episode.fit(columns, observed, where, casts=self._casts).columns
         for name in final:
             if name in self._next_names:
                 given = self._block[next_name(name)][self._filled - 1]
-                if given.tobytes() != final[name].tobytes():
+                if given.tobytes() != final[name][0].tobytes():
                     raise SchemaError(
                         f"the final {name!r} {where} differs from {next_name(name)!r} of the step "
                         "before; give one of them"
@@ -187,7 +191,12 @@ class EpisodeStream:
         if not self._filled:
             return
         assert self._episode is not None
-        rows = {name: block[: self._filled] for name, block in self._block.items()}
+        rows: dict[str, Rows] = {
+            name: Ragged.of(block[: self._filled])
+            if isinstance(block, list)
+            else block[: self._filled]
+            for name, block in self._block.items()
+        }
         following = {name: rows.pop(f"next_{name}") for name in self._next_names}
         self._episode.extend(rows, following)
         self._filled = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from expstore.schema import Field
 from expstore.storage.coded import encode
 from expstore.storage.layout import inner_rows
+from expstore.storage.protocols import Appender
 
 MIN_CODED_STEP_BYTES = 1024  # smaller steps are cheaper to map, whatever they could save
 MIN_SAVED = 0.5  # share of the bytes that compression must save
@@ -18,39 +19,10 @@ MAX_SAMPLES = 8  # inner chunks that are tried
 MAX_KEPT_BYTES = 64 << 20  # then the layout is decided before the commit
 
 
-class Appender(Protocol):
-    """Adds rows to one array; what it wrote counts only once a commit says so."""
-
-    num_rows: int  # appended so far
-
-    def append(self, rows: NDArray[Any]) -> None:
-        """Add rows (n, *row_shape); the caller may reuse them at once."""
-        ...
-
-    def rewind(self, num_rows: int) -> None:
-        """Forget the rows from `num_rows` on."""
-        ...
-
-    def flush(self) -> None:
-        """Hand all rows to the operating system."""
-        ...
-
-    def syncs(self) -> list[Callable[[], None]]:
-        """The calls that make what was flushed durable, to be run side by side."""
-        ...
-
-    def place(self) -> bool:
-        """After `syncs`: put files in their places; True where the directory must be synced."""
-        ...
-
-    def close(self) -> None:
-        """Close all files; rows that were not flushed are dropped."""
-        ...
-
-
 def is_undecided(field: Field) -> bool:
     """Whether data must decide: "auto", and steps that are large enough for either."""
-    return field.layout == "auto" and field.step_bytes >= MIN_CODED_STEP_BYTES
+    is_large = field.step_bytes >= MIN_CODED_STEP_BYTES and not field.ragged
+    return field.layout == "auto" and is_large
 
 
 def choose(field: Field, rows: NDArray[Any]) -> str:
@@ -78,10 +50,13 @@ class UndecidedAppender:
         self._num_bytes = 0
         self._decided: Appender | None = None
 
-    def become(self, appender: Appender) -> None:
-        """Be `appender` from now on, which so far has no rows."""
+    def hand_over(self, appender: Appender) -> None:
+        """Give a copy of all rows to `appender`, which so far has none."""
         if self._rows:
             appender.append(self.rows())
+
+    def become(self, appender: Appender) -> None:
+        """Be `appender` from now on, after everything was handed over."""
         self._decided, self._rows = appender, []
 
     def append(self, rows: NDArray[Any]) -> None:

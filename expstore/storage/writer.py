@@ -6,6 +6,8 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -21,6 +23,7 @@ from expstore.storage.commits import (
     Recovery,
     Root,
     WriterLock,
+    cut_history,
     is_free,
     note_writing,
     publish,
@@ -110,6 +113,8 @@ class Writer:
         self._broken: str | None = None
         self._closed = True
         self._stream: EpisodeStream | None = None
+        self._noted = -1  # descriptor of the file that says what was appended
+        self._new_groups: list[Path] = []  # directories of a schema that is not committed yet
         self._appenders = Appenders(self.path, Schema(), {}, {}, 0)
         self._lock = WriterLock(self.path) if lock else None
         self._open(schema)
@@ -128,7 +133,7 @@ class Writer:
         try:
             self._start(schema)
         except BaseException:
-            self._release()
+            self._let_go()
             raise
 
     def _start(self, schema: Schema | None) -> None:
@@ -140,6 +145,7 @@ class Writer:
             self.recovery = recover(self.path, self._root, durable=self._durable)
         else:
             self._root = Root.new()
+            cut_history(self.path, self._root.commit.number - 1)  # of creations that were killed
             if self._durable:
                 files.sync_directory(self.path.parent)
             publish(self.path, self._root, durable=self._durable)
@@ -158,7 +164,7 @@ class Writer:
         self._appenders = Appenders(
             self.path, root.schema, root.arrays, self._counts, self._most_rows
         )
-        self._note()
+        self._note(self._counts)
 
     def __enter__(self) -> Writer:
         return self
@@ -182,13 +188,17 @@ class Writer:
                 self.commit()
         finally:
             self._closed = True
-            self._appenders.close()
-            files.close(self._noted)
-            self._release()
+            self._let_go()
 
-    def _release(self) -> None:
-        if self._lock and os.getpid() == self._process:
-            self._lock.release()
+    def _let_go(self) -> None:
+        """Close all files and give the lock back."""
+        try:
+            self._appenders.close()
+            if self._noted >= 0:
+                files.close(self._noted)
+        finally:
+            if self._lock and os.getpid() == self._process:
+                self._lock.release()
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -297,11 +307,13 @@ class Writer:
         self._appenders.decide()
         self._appenders.flush()
         self._broken = "a commit was interrupted"
+        if self._durable:
+            files.together([partial(files.sync_directory, group) for group in self._new_groups])
         self._appenders.place(durable=self._durable)
         commit = Commit(self._root.commit.number + 1, time.time(), dims)
         root = Root(self._root.store_id, self.schema, commit, dict(self._appenders.arrays))
         publish(self.path, root, durable=self._durable)
-        self._root, self._broken = root, None
+        self._root, self._broken, self._new_groups = root, None, []
         self._last_commit = time.monotonic()
         return commit.number
 
@@ -320,9 +332,7 @@ class Writer:
         remove_strays(self.path, self._root)
         for path in arrays:
             files.make_directory(self.path / path)
-        if self._durable:
-            groups = [self.path / group for group in ("", *parents(arrays))]
-            files.together([lambda g=g: files.sync_directory(g) for g in groups])  # type: ignore[misc]
+        self._new_groups = [self.path / group for group in ("", *parents(arrays))]
         self._counts.update({a.dimension: 0 for a in arrays.values()})
         self._appenders = Appenders(self.path, schema, arrays, self._counts, self._most_rows)
 
@@ -371,9 +381,9 @@ class Writer:
         metadata_end = self._counts[METADATA_VALUES] + len(metadata)
         for path, value in row.columns(metadata_end).items():
             self._appenders[path].append(value)
-        # From here on the episode counts.
-        self._counts = self._appenders.counts()
-        self._note()
+        counts = self._appenders.counts()
+        self._note(counts)
+        self._counts = counts  # from here on the episode counts
 
     def _undone_on_error(self, action: Callable[[], None]) -> None:
         try:
@@ -396,8 +406,8 @@ class Writer:
         for name, count in (casts or {}).items():
             self.casts[name] = self.casts.get(name, 0) + count
 
-    def _note(self) -> None:
-        note_writing(self.path, self._noted, self.num_episodes, self.num_steps)
+    def _note(self, counts: Mapping[str, int]) -> None:
+        note_writing(self.path, self._noted, counts[EPISODE], counts[STEP])
 
     def _commit_if_due(self) -> None:
         if time.monotonic() - self._last_commit >= self._commit_interval_s:

@@ -72,9 +72,9 @@ def _check_with_expstore(
     for number in numbers:
         check_episode(store, number, episodes[number], plan)
     if episodes:
-        owners = np.repeat(np.arange(len(episodes)), [len(e) for e in episodes])
+        located = [(episode, t) for episode in episodes for t in range(len(episode))]
         steps = rng.integers(0, store.num_steps, 50)
-        check_steps(store, steps, [(episodes[owners[s]], s) for s in steps], plan)
+        check_steps(store, steps, [located[step] for step in steps], plan)
 
 
 def check_episode(store: expstore.Store, number: int, known: Known, plan: Plan) -> None:
@@ -100,16 +100,12 @@ def check_episode(store: expstore.Store, number: int, known: Known, plan: Plan) 
 
 
 def check_steps(
-    store: expstore.Store, steps: NDArray[np.int64], owners: list[tuple[Known, int]], plan: Plan
+    store: expstore.Store, steps: NDArray[np.int64], located: list[tuple[Known, int]], plan: Plan
 ) -> None:
-    """Any steps with their next values; `owners` has the episode of each and its first step."""
+    """Any steps with their next values; `located` has the episode and the offset of each."""
     names = [*plan.fields, "done", "has_next", *(f"next_{name}" for name in plan.next_fields)]
     flat = _flat(store.read(steps, names))
-    starts = {int(row["number"]): int(row["start"]) for row in store.episodes}
-    offsets = [
-        int(step) - starts[known.number] for step, (known, _) in zip(steps, owners, strict=True)
-    ]
-    for at, (offset, (known, _)) in enumerate(zip(offsets, owners, strict=True)):
+    for at, (known, offset) in enumerate(located):
         nexts = {name: known.next_value(name, offset) for name in plan.next_fields}
         expected = {name: known.columns[name][offset] for name in plan.fields}
         expected["done"] = np.bool_(offset == len(known) - 1)

@@ -23,7 +23,7 @@ import numpy as np
 import expstore
 from expstore.errors import SchemaError
 from tests.torture.episodes import Known, Plan, known_episode
-from tests.torture.faults import interposed, killed, small_chunks
+from tests.torture.faults import interposed, killed, small_chunks, unsynced
 
 NEVER_S = 1e9
 
@@ -43,6 +43,7 @@ class Task:
     kill_after_s: float = 0  # from its start; 0 is never
     kill_at: int = 0  # at which operation; 0 is never
     when: str = "before"  # or "half", "after"
+    sync: bool = True  # False: syncs are counted, but not done, since a kill does not need them
 
 
 class Journal:
@@ -64,6 +65,7 @@ class Program:
         self.writer = expstore.Writer(
             task.path,
             schema=schema_of(plan) if task.with_schema else None,
+            layout=plan.layouts,
             chunk_steps=plan.chunk_steps,
             commit_interval_s=task.commit_interval_s,
             durable=task.durable,
@@ -125,10 +127,10 @@ class Program:
 
     def fail(self) -> None:
         """Stream an episode that an exception ends."""
-        steps = list(known_episode(self.task.seed, self.writer.num_episodes + 1).steps())
+        known = known_episode(self.task.seed, self.writer.num_episodes + 1)
         try:
             with self.writer.episode() as stream:
-                for step in steps[:20]:
+                for step in list(known.steps())[: len(known)]:
                     stream.add(step)
                 raise ZeroDivisionError
         except ZeroDivisionError:
@@ -178,9 +180,10 @@ def work(task: Task) -> None:
     journal = Journal(task.journal)
     try:
         with ExitStack() as stack:
-            stack.enter_context(small_chunks(plan.chunk_rows, plan.page_bytes))
+            stack.enter_context(small_chunks(plan.chunks))
             if task.kill_at:
-                stack.enter_context(interposed(killed(task.kill_at, task.when)))
+                kill = killed(task.kill_at, task.when)
+                stack.enter_context(interposed(kill if task.sync else unsynced(kill)))
             Program(task, journal).run()
     except BaseException:
         journal.say("error", traceback.format_exc())

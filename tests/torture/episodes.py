@@ -13,7 +13,18 @@ from numpy.typing import NDArray
 
 LENGTHS = (1, 1, 2, 3, 5, 8, 17, 33, 64, 101)
 END_REASONS = ("terminated", "truncated", "cut", "incomplete")  # spelled out: this is the oracle
+SMALL = 0
+LAYOUTS = ("auto", "auto", "mapped", "coded")
 EXCEPTIONAL_REWARDS = (np.nan, np.inf)
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """How small the chunks of a test's store are, so that borders are hit often."""
+
+    rows: int  # most of a chunk or shard
+    inner_rows: int  # of an inner chunk
+    page_bytes: int  # a chunk is a multiple of it; below the real page, files are read one by one
 
 
 @dataclass(frozen=True)
@@ -22,20 +33,44 @@ class Plan:
 
     seed: int
     fields: dict[str, tuple[tuple[int, ...], str]]  # field -> shape, dtype
+    layouts: dict[str, str]  # what the writer is asked for
     has_next_reward: bool
+    has_noise: bool  # so that screens cannot be compressed
     chunk_steps: int
-    chunk_rows: int  # most rows of every other array's chunk
-    page_bytes: int  # a chunk is a multiple of it; below the real page, files are read one by one
+    chunks: Chunks  # of every other array
 
     @staticmethod
     @lru_cache(maxsize=64)
     def of(seed: int) -> Plan:
+        """The plan of a store; seed `SMALL` has few arrays, one of each kind, and tiny chunks."""
+        return Plan._small() if seed == SMALL else Plan._random(seed)
+
+    @staticmethod
+    def _small() -> Plan:
+        return Plan(
+            SMALL,
+            {
+                "observation/state": ((3,), "float32"),
+                "observation/screen": ((32, 32), "uint8"),
+                "reward": ((), "float64"),
+            },
+            {"observation/state": "mapped", "observation/screen": "auto"},
+            has_next_reward=False,
+            has_noise=False,
+            chunk_steps=8,
+            chunks=Chunks(rows=8, inner_rows=4, page_bytes=64),
+        )
+
+    @staticmethod
+    def _random(seed: int) -> Plan:
         rng = np.random.default_rng([seed])
         fields: dict[str, tuple[tuple[int, ...], str]] = {"observation/state": ((3,), "float32")}
         if rng.random() < 0.7:
             fields["observation/image"] = ((8, 8), "uint8")
         if rng.random() < 0.5:
             fields["observation/deep/er/still"] = ((), "float16")
+        if rng.random() < 0.6:
+            fields["observation/screen"] = ((32, 32), "uint8")
         if rng.random() < 0.5:
             fields["action"] = ((2,), "float64")
         else:
@@ -46,10 +81,15 @@ class Plan:
         return Plan(
             seed,
             fields,
+            {name: str(rng.choice(LAYOUTS)) for name in fields},
             has_next_reward=bool(rng.random() < 0.3),
-            chunk_steps=int(2 ** rng.integers(0, 9)),
-            chunk_rows=int(2 ** rng.integers(0, 13)),
-            page_bytes=int(rng.choice([64, 4096])),
+            has_noise=bool(rng.random() < 0.3),
+            chunk_steps=int(2 ** rng.integers(2, 10)),
+            chunks=Chunks(
+                rows=int(2 ** rng.integers(3, 13)),
+                inner_rows=int(2 ** rng.integers(2, 7)),
+                page_bytes=int(rng.choice([64, 4096])),
+            ),
         )
 
     @property
@@ -125,13 +165,15 @@ class Known:
         for t in range(len(self)):
             value = self.next_value(name, t)
             if t + 1 == len(self):
-                found.append((t, value is not None, np.zeros_like(rows[0]) if value is None else value))
+                found.append(
+                    (t, value is not None, np.zeros_like(rows[0]) if value is None else value)
+                )
             elif value is not None and value.tobytes() != rows[t + 1].tobytes():
                 found.append((t, True, value))
         return found
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def known_episode(seed: int, number: int) -> Known:
     """Episode `number` of the store `seed`."""
     plan = Plan.of(seed)
@@ -140,15 +182,17 @@ def known_episode(seed: int, number: int) -> Known:
     columns = {
         name: _values(rng, (length, *shape), dtype) for name, (shape, dtype) in plan.fields.items()
     }
+    if "observation/screen" in columns and not plan.has_noise:
+        columns["observation/screen"] &= 1
     reason = END_REASONS[rng.integers(4)]
-    for flag in ("terminated", "truncated"):
+    for flag in {"terminated", "truncated"} & columns.keys():
         columns[flag][:] = False
         columns[flag][-1] = reason == flag
     columns["reward"] = rng.integers(-9, 9, columns["reward"].shape).astype(columns["reward"].dtype)
     if rng.random() < 0.1:
         columns["reward"].reshape(-1)[0] = rng.choice(EXCEPTIONAL_REWARDS)
     final, following = _next_values(rng, plan, columns, number)
-    asked = reason if reason == "incomplete" or rng.random() < 0.2 else None
+    asked = reason if reason not in ("cut", *columns) or rng.random() < 0.2 else None
     return Known(number, columns, final, following, reason, asked, _metadata(rng, number))
 
 
@@ -168,7 +212,9 @@ def _next_values(
             following[name] = np.concatenate([columns[name][1:], last])
             if kind == "gaps":
                 at = rng.random(len(columns[name])) < 0.3
-                following[name][at] = _values(rng, columns[name].shape, columns[name].dtype.name)[at]
+                following[name][at] = _values(rng, columns[name].shape, columns[name].dtype.name)[
+                    at
+                ]
     # The first episode decides which fields besides observations have next values.
     if plan.has_next_reward and (number == 0 or rng.random() < 0.5):
         following["reward"] = columns["reward"] + columns["reward"].dtype.type(1)

@@ -14,7 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from pytest import MonkeyPatch
+
 from expstore.storage import files, layout
+from tests.torture.episodes import Chunks
 
 # Calls that change something. `open` counts where it may create or write.
 CALLS = (
@@ -143,6 +146,18 @@ def failing(at: int, error: int, fired: list[Operation], *, lasting: bool = Fals
     return action
 
 
+def unsynced(action: Action) -> Action:
+    """The same, but a sync does nothing: for tests that count operations and are in a hurry."""
+
+    def unsynced_action(
+        operation: Operation, perform: Callable[[], Any], arguments: tuple[Any, ...]
+    ) -> Any:
+        is_sync = operation.call == "fsync"
+        return action(operation, (lambda: None) if is_sync else perform, arguments)
+
+    return unsynced_action
+
+
 def shortened(choose: Callable[[int], int]) -> Action:
     """Write only a part of the bytes each time: `choose(n)` of n."""
 
@@ -156,18 +171,22 @@ def shortened(choose: Callable[[int], int]) -> Action:
 
 
 @contextmanager
-def small_chunks(most: int, page_bytes: int) -> Iterator[None]:
-    """Stores created meanwhile have chunks of few rows in every array, so that borders are hit.
+def small_chunks(chunks: Chunks) -> Iterator[None]:
+    """Stores created meanwhile have chunks of few rows in every array.
 
     Chunks that are no multiple of the real page make readers go file by file.
     """
-    real_rows, real_page = layout.chunk_rows, layout.PAGE_BYTES
+    real_chunk_rows, real_shard_rows = layout.chunk_rows, layout.shard_rows
 
-    def chunk_rows(row_bytes: int, rows: int = most) -> int:
-        return real_rows(row_bytes, min(rows, most))
+    def chunk_rows(row_bytes: int, most: int = chunks.rows) -> int:
+        return real_chunk_rows(row_bytes, min(most, chunks.rows))
 
-    layout.chunk_rows, layout.PAGE_BYTES = chunk_rows, page_bytes
-    try:
+    def shard_rows(row_bytes: int, most: int = chunks.rows) -> tuple[int, int]:
+        return real_shard_rows(row_bytes, min(most, chunks.rows))
+
+    with MonkeyPatch.context() as patch:
+        patch.setattr(layout, "chunk_rows", chunk_rows)
+        patch.setattr(layout, "shard_rows", shard_rows)
+        patch.setattr(layout, "inner_rows", lambda row_bytes: chunks.inner_rows)
+        patch.setattr(layout, "PAGE_BYTES", chunks.page_bytes)
         yield
-    finally:
-        layout.chunk_rows, layout.PAGE_BYTES = real_rows, real_page

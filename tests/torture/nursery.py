@@ -49,7 +49,8 @@ class Nursery:
         self._process.stdin.flush()
         status = os.waitstatus_to_exitcode(int(self._process.stdout.readline()))
         if status not in (0, -signal.SIGKILL):
-            raise AssertionError(f"{task}\n{journal_of(task)}")
+            error = "".join(said for what, said in journal_of(task)[-1:] if what == "error")
+            raise AssertionError(f"{task}\n{error}")
         return status
 
 

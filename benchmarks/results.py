@@ -1,0 +1,66 @@
+"""What a workload found: figures of its contestants, and goals that compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+
+class Mismatch(Exception):
+    """A contestant does not return the bytes it should: its time means nothing."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One contestant's measurements."""
+
+    contestant: str
+    median: float
+    quartiles: tuple[float, float]
+    unit: str
+    num_rounds: int
+
+    @staticmethod
+    def of(contestant: str, values: Sequence[float], unit: str) -> Figure:
+        """The figure of one value per round."""
+        low, median, high = np.percentile(values, (25, 50, 75)).tolist()
+        return Figure(contestant, median, (low, high), unit, len(values))
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A value that must not be above, or below, a limit."""
+
+    what: str
+    value: float
+    limit: float
+    at_most: bool = True
+    unit: str = "x"  # of a ratio
+
+    @property
+    def is_reached(self) -> bool:
+        return self.value <= self.limit if self.at_most else self.value >= self.limit
+
+
+@dataclass(frozen=True)
+class Result:
+    """All that one workload found."""
+
+    workload: str
+    about: str
+    figures: list[Figure]
+    goals: list[Goal]
+
+    def document(self) -> dict[str, Any]:
+        """As it stands in the JSON."""
+        goals = [{**asdict(goal), "is_reached": goal.is_reached} for goal in self.goals]
+        return {**asdict(self), "goals": goals}
+
+
+def ratio(what: str, figures: list[Figure], ours: str, theirs: str, limit: float) -> Goal:
+    """The goal that our median time is at most `limit` times theirs."""
+    by_name = {figure.contestant: figure.median for figure in figures}
+    return Goal(what, by_name[ours] / by_name[theirs], limit)

@@ -1,0 +1,59 @@
+"""What a column is written and read through, mapped and coded alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expstore.errors import DamagedError
+from expstore.storage.parallel import Threads
+
+
+class Appender(Protocol):
+    """Adds rows to one array; what it wrote counts only once a commit says so."""
+
+    num_rows: int  # appended so far
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """Add rows (n, *row_shape); the caller may reuse them at once."""
+        ...
+
+    def rewind(self, num_rows: int) -> None:
+        """Forget the rows from `num_rows` on."""
+        ...
+
+    def flush(self) -> None:
+        """Hand all rows to the operating system."""
+        ...
+
+    def syncs(self) -> list[Callable[[], None]]:
+        """The calls that make what was flushed durable, to be run side by side."""
+        ...
+
+    def place(self) -> bool:
+        """After `syncs`: put files in their places; True where the directory must be synced."""
+        ...
+
+    def close(self) -> None:
+        """Close all files; rows that were not flushed are dropped."""
+        ...
+
+
+class Column(Protocol):
+    """What an array is read through; rows `start` to `stop` are those of the commit."""
+
+    def take(
+        self,
+        rows: NDArray[np.int64],
+        out: NDArray[Any],
+        start: int,
+        stop: int,
+        threads: Threads = ...,
+    ) -> NDArray[Any]: ...
+
+    def slice(self, first: int, last: int, start: int, stop: int) -> NDArray[Any]: ...
+
+    def check(self, start: int, stop: int) -> Iterator[DamagedError]: ...

@@ -1,0 +1,184 @@
+"""The DataLoader over stored windows: same batches with any workers, exact resume."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import expstore  # noqa: E402
+from expstore.errors import SchemaError, StateError, StepRangeError  # noqa: E402
+from expstore.loading.batch import Batch  # noqa: E402
+from tests.loading.making import fill  # noqa: E402
+from tests.loading.test_replay import equal  # noqa: E402
+
+LENGTHS = [1, 5, 30, 2, 17, 60]
+METHODS = ["fork", "forkserver", "spawn"]
+
+
+def dataset(path: Path, **options: object) -> expstore.SequenceDataset:
+    return expstore.SequenceDataset(fill(path, LENGTHS, **options), expstore.Sequence(length=4))
+
+
+def test_every_step_is_an_anchor_once_per_epoch(tmp_path: Path):
+    loader = expstore.sequence_loader(dataset(tmp_path / "a.exp"), 16, shuffle=True, seed=1)
+    orders = []
+    for _ in range(2):
+        anchors = torch.cat([batch.info.anchor_index[:, 0] for batch in loader])
+        assert sorted(anchors.tolist()) == list(range(115))
+        orders.append(anchors.tolist())
+    assert orders[0] != orders[1]
+    assert len(loader) == 8
+
+
+def test_without_shuffle_the_order_is_that_of_the_steps(tmp_path: Path):
+    loader = expstore.sequence_loader(dataset(tmp_path / "a.exp"), 50, drop_last=True)
+    anchors = [batch.info.anchor_index[:, 0].tolist() for batch in loader]
+    assert anchors == [list(range(50)), list(range(50, 100))]
+
+
+@pytest.mark.parametrize(
+    ("method", "layout"), [*((method, "mapped") for method in METHODS), ("spawn", "coded")]
+)
+def test_workers_change_nothing(tmp_path: Path, method: str, layout: str):
+    windows = dataset(tmp_path / "a.exp", layout=layout)
+    alone = list(expstore.sequence_loader(windows, 16, shuffle=True, seed=3))
+    loader = expstore.sequence_loader(
+        windows, 16, shuffle=True, seed=3, num_workers=2, multiprocessing_context=method
+    )
+
+    batches = list(loader)
+
+    assert len(batches) == len(alone)
+    assert all(map(equal, batches, alone))
+    assert torch.equal(batches[0]["action"], batches[0].info.index)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loaded_state_continues_with_the_batch_that_was_next(tmp_path: Path, num_workers: int):
+    windows = dataset(tmp_path / "a.exp")
+
+    def loader() -> expstore.loading.dataset.SequenceLoader:
+        return expstore.sequence_loader(windows, 16, shuffle=True, seed=3, num_workers=num_workers)
+
+    first = loader()
+    list(first)  # one whole epoch
+    walk = iter(first)
+    for _ in range(3):
+        next(walk)
+    state = json.loads(json.dumps(first.state_dict()))
+    rest = [*walk, *first]
+
+    resumed = loader()
+    resumed.load_state_dict(state)
+
+    assert len(rest) == 5 + 8
+    assert all(map(equal, [*resumed, *resumed], rest))
+
+
+def test_an_epoch_left_early_does_not_come_again(tmp_path: Path):
+    loader = expstore.sequence_loader(dataset(tmp_path / "a.exp"), 16, shuffle=True)
+    first, second = next(iter(loader)), next(iter(loader))
+    assert not equal(first, second)
+
+
+def double(batch: Batch) -> dict[str, object]:
+    return {"twice": batch["reward"] * 2, "process": os.getpid()}
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_transform_runs_in_the_workers(tmp_path: Path, method: str):
+    loader = expstore.sequence_loader(
+        dataset(tmp_path / "a.exp"), 50, transform=double, num_workers=1,
+        multiprocessing_context=method,
+    )  # fmt: skip
+    first = next(iter(loader))
+    assert torch.equal(first["twice"][:3, 0], torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64))
+    assert first["process"] != os.getpid()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_ranks_share_an_epoch_without_overlap(tmp_path: Path, world_size: int, shuffle: bool):
+    windows = dataset(tmp_path / "a.exp")
+    loaders = [
+        expstore.sequence_loader(
+            windows, 8, shuffle=shuffle, seed=2, rank=rank, world_size=world_size
+        )
+        for rank in range(world_size)
+    ]
+    left_out = []
+    for _ in range(3):
+        shares = [
+            torch.cat([b.info.anchor_index[:, 0] for b in loader]).tolist() for loader in loaders
+        ]
+        assert {len(share) for share in shares} == {115 // world_size}
+        together = [anchor for share in shares for anchor in share]
+        assert len(set(together)) == len(together)
+        left_out.append(set(range(115)) - set(together))
+    if shuffle and 115 % world_size:
+        assert left_out[0] != left_out[1] or left_out[1] != left_out[2]
+
+
+def test_items_work_with_torchs_own_loader(tmp_path: Path):
+    windows = dataset(tmp_path / "a.exp")
+    item = windows[40]
+    assert item["observation"]["state"].shape == (4, 3)
+    assert item["info"]["index"].tolist() == [40, 41, 42, 43]
+    batch = next(iter(torch.utils.data.DataLoader(windows, batch_size=5)))
+    assert batch["observation"]["image"].shape == (5, 4, 40, 40)
+    assert torch.equal(batch["action"], batch["info"]["index"])
+    assert len(windows) == 115
+    with pytest.raises(StepRangeError, match="from 0 to 114, got 115"):
+        windows[115]
+
+
+def test_a_state_of_another_order_or_a_grown_store_is_refused(tmp_path: Path):
+    windows = dataset(tmp_path / "a.exp")
+    state = expstore.sequence_loader(windows, 16, shuffle=True).state_dict()
+    with pytest.raises(StateError, match=r"shuffle was True .* is False now"):
+        expstore.sequence_loader(windows, 16).load_state_dict(state)
+    grown = expstore.SequenceDataset(fill(tmp_path / "a.exp", [3]), expstore.Sequence(length=4))
+    with pytest.raises(StateError, match="num_steps was 115"):
+        expstore.sequence_loader(grown, 16, shuffle=True).load_state_dict(state)
+
+
+def test_bad_arguments_are_refused(tmp_path: Path):
+    windows = dataset(tmp_path / "a.exp")
+    with pytest.raises(SchemaError, match="batch_size"):
+        expstore.sequence_loader(windows, 0)
+    with pytest.raises(SchemaError, match="rank must be from 0 to 1, got 2"):
+        expstore.sequence_loader(windows, 4, rank=2, world_size=2)
+
+
+def endless(batch: Batch) -> Batch:
+    return batch
+
+
+def shared_memory() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith("torch_")}
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="shared memory is not listed here")
+def test_killed_workers_leave_nothing_in_shared_memory(tmp_path: Path):
+    before = shared_memory()
+    loader = expstore.sequence_loader(
+        dataset(tmp_path / "a.exp"), 4, num_workers=2, transform=endless,
+        multiprocessing_context="spawn",
+    )  # fmt: skip
+    walk = iter(loader)
+    next(walk)
+    inner = walk.gi_frame.f_locals["batches"]
+    for worker in inner._workers:
+        os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(walk)
+    del walk, inner
+    deadline = time.monotonic() + 10
+    while shared_memory() - before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert shared_memory() <= before

@@ -1,0 +1,295 @@
+"""Replay gives the windows it drew, the same ones for the same seed, and resumes exactly."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import expstore  # noqa: E402
+from expstore.errors import (  # noqa: E402
+    FieldNotFoundError,
+    SchemaError,
+    StateError,
+    StepRangeError,
+)
+from expstore.loading.batch import Batch  # noqa: E402
+from tests.loading.making import episode, fill  # noqa: E402
+
+LENGTHS = [1, 5, 30, 2, 17, 60]
+LAYOUTS = ["mapped", "coded"]
+
+
+def equal(one: Batch, other: Batch) -> bool:
+    return all(torch.equal(one.fields[n], other.fields[n]) for n in one.fields) and all(
+        torch.equal(one.info[n], other.info[n]) for n in one.info
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_row_of_a_window_is_the_step_that_its_index_says(tmp_path: Path, layout: str):
+    store = fill(tmp_path / "a.exp", LENGTHS, layout=layout, chunk_steps=16)
+    unit = expstore.Sequence(length=7, burn_in=3, bootstrap=1)
+    replay = expstore.Replay(store, batch_size=64, unit=unit)
+
+    for _ in range(10):
+        batch = replay.sample()
+        index = batch.info.index
+        assert batch["observation"]["state"].shape == (64, 11, 3)
+        assert torch.equal(batch["action"], index)
+        assert torch.equal(batch["reward"], index / 2)
+        assert torch.equal(batch["observation/state"][..., 0], index.float())
+        assert torch.equal(batch["observation/image"][..., 0, 0], index.to(torch.uint8))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_next_values_come_with_the_windows(tmp_path: Path, layout: str):
+    store = fill(tmp_path / "a.exp", LENGTHS, layout=layout)
+    fields = ("next_observation", "has_next", "done", "episode", "terminated")
+    replay = expstore.Replay(store, 64, unit=expstore.Sequence(length=9), fields=fields)
+
+    batch = replay.sample()
+
+    following = batch.info.index + 1
+    expected = torch.where(batch["done"], -following, following).float()
+    assert torch.equal(batch["next_observation"]["state"][..., 0], expected)
+    assert torch.equal(batch["done"], batch["terminated"])
+    assert batch["has_next"].all()
+
+
+def test_single_steps_come_without_a_window_axis(tmp_path: Path):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+
+    batch = expstore.Replay(store, batch_size=8).sample()
+
+    assert batch["observation"]["state"].shape == (8, 3)
+    assert batch["reward"].shape == (8,)
+    assert {name: tuple(entry.shape) for name, entry in batch.info.items()} == dict.fromkeys(
+        ("index", "anchor_index", "validity_mask", "learning_mask", "sequence_id",
+         "step_in_sequence", "weight"), (8,)
+    )  # fmt: skip
+
+
+def test_info_says_what_each_row_is(tmp_path: Path):
+    store = fill(tmp_path / "a.exp", [4])
+    unit = expstore.Sequence(length=3, burn_in=1)
+
+    info = expstore.Replay(store, batch_size=5, unit=unit).sample().info
+
+    anchors = info.anchor_index[:, 0]
+    assert torch.equal(info.anchor_index, anchors[:, None].expand(5, 4))
+    wanted = anchors[:, None] + torch.tensor([-1, 0, 1, 2])
+    assert torch.equal(info.validity_mask, (wanted >= 0) & (wanted < 4))
+    assert torch.equal(info.index, wanted.clamp(0, 3))
+    assert info.learning_mask.tolist() == [[False, True, True, True]] * 5
+    assert info.sequence_id[:, 2].tolist() == [0, 1, 2, 3, 4]
+    assert info.step_in_sequence[4].tolist() == [0, 1, 2, 3]
+    assert info.weight.dtype == torch.float32
+    assert bool((info.weight == 1).all())
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_the_same_seed_gives_the_same_batches(tmp_path: Path, prefetch: int):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+    one = expstore.Replay(store, 16, unit=expstore.Sequence(length=4), seed=5, prefetch=prefetch)
+    same = expstore.Replay(store, 16, unit=expstore.Sequence(length=4), seed=5)
+    other = expstore.Replay(store, 16, unit=expstore.Sequence(length=4), seed=6)
+
+    batches = [one.sample() for _ in range(6)]
+
+    assert all(equal(batch, same.sample()) for batch in batches)
+    assert not equal(batches[0], other.sample())
+    one.close()
+
+
+SAMPLERS = {"uniform": expstore.Uniform, "permutation": expstore.WithoutReplacement}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_loaded_state_continues_with_the_batch_that_was_next(
+    tmp_path: Path, name: str, prefetch: int
+):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+
+    def replay() -> expstore.Replay:
+        unit, sampler = expstore.Sequence(length=4), SAMPLERS[name]()
+        return expstore.Replay(store, 16, unit=unit, sampler=sampler, seed=5, prefetch=prefetch)
+
+    first = replay()
+    for _ in range(11):
+        first.sample()
+    state = json.loads(json.dumps(first.state_dict()))
+    expected = [first.sample() for _ in range(9)]
+
+    resumed = replay()
+    resumed.sample()  # whatever it did before does not matter
+    resumed.load_state_dict(state)
+
+    assert all(equal(batch, resumed.sample()) for batch in expected)
+    first.close()
+    resumed.close()
+
+
+RESUME = """
+import json, sys, expstore
+store = expstore.open(sys.argv[1])
+replay = expstore.Replay(store, 16, unit=expstore.Sequence(length=4), seed=5, prefetch=2)
+replay.load_state_dict(json.loads(sys.argv[2]))
+print(json.dumps([replay.sample().info.index.tolist() for _ in range(3)]))
+replay.close()
+"""
+
+
+def test_a_state_resumes_in_a_new_process(tmp_path: Path):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+    replay = expstore.Replay(store, 16, unit=expstore.Sequence(length=4), seed=5)
+    for _ in range(7):
+        replay.sample()
+    state = json.dumps(replay.state_dict())
+
+    command = [sys.executable, "-c", RESUME, str(tmp_path / "a.exp"), state]
+    resumed = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+
+    assert resumed == [replay.sample().info.index.tolist() for _ in range(3)]
+
+
+def test_a_state_of_another_store_is_refused(tmp_path: Path):
+    state = expstore.Replay(fill(tmp_path / "a.exp", LENGTHS), 4).state_dict()
+    other = expstore.Replay(fill(tmp_path / "b.exp", LENGTHS), 4)
+    with pytest.raises(StateError, match="belongs to store"):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"batch_size": 5}, "batch_size was 4 .* and is 5 now"),
+        ({"unit": expstore.Sequence(length=2)}, "unit was"),
+        ({"sampler": expstore.WithoutReplacement()}, "sampler"),
+    ],
+)
+def test_a_state_of_another_kind_of_replay_is_refused(
+    tmp_path: Path, change: dict[str, object], text: str
+):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+    state = expstore.Replay(store, 4).state_dict()
+    other = expstore.Replay(store, **{"batch_size": 4, **change})
+    with pytest.raises(StateError, match=text):
+        other.load_state_dict(state)
+    with pytest.raises(StateError, match="must have"):
+        other.load_state_dict({})
+
+
+def test_views_are_sampled_like_stores(tmp_path: Path):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+    view = store.filter(lambda row: row["tag"] in (5, 17))
+    replay = expstore.Replay(view, 64, unit=expstore.Sequence(length=6))
+
+    seen = set()
+    for _ in range(20):
+        batch = replay.sample()
+        assert torch.equal(batch["action"], batch.info.index)
+        seen |= set(batch.info.index.flatten().tolist())
+
+    assert seen == {*range(1, 6), *range(38, 55)}
+
+
+def test_unions_are_sampled_like_stores(tmp_path: Path):
+    fill(tmp_path / "a.exp", [3, 4])
+    fill(tmp_path / "b.exp", [6])
+    union = expstore.open([tmp_path / "a.exp", tmp_path / "b.exp"])
+    replay = expstore.Replay(union, 64, unit=expstore.Sequence(length=3), fields=("action", "done"))
+
+    batch = replay.sample()
+
+    assert torch.equal(batch["action"], batch.info.index % 2**40)
+    assert set((batch.info.index // 2**40).flatten().tolist()) == {0, 1}
+
+
+def test_a_batch_is_the_callers_to_keep_and_change(tmp_path: Path):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+    replay = expstore.Replay(store, 64, unit=expstore.Sequence(length=20), seed=1)
+    kept = [replay.sample() for _ in range(6)]
+    copies = [pickle.loads(pickle.dumps(batch)) for batch in kept]
+
+    for batch in kept[::2]:
+        batch["observation/image"].zero_()
+        batch.info.learning_mask.zero_()
+    later = [replay.sample() for _ in range(6)]
+
+    for batch, copy in zip(kept[1::2], copies[1::2], strict=True):
+        assert equal(batch, copy)
+    assert all(bool(batch.info.learning_mask.all()) for batch in later)
+    again = expstore.Replay(store, 64, unit=expstore.Sequence(length=20), seed=1)
+    assert all(equal(copy, again.sample()) for copy in copies)
+
+
+def test_bfloat16_comes_back_as_bfloat16(tmp_path: Path):
+    values = torch.randn(10, 2, dtype=torch.bfloat16)
+    with expstore.Writer(tmp_path / "a.exp") as writer:
+        writer.append({"observation": values, "action": torch.arange(9)})
+
+    batch = expstore.Replay(expstore.open(tmp_path / "a.exp"), 30).sample()
+
+    assert batch["observation"].dtype == torch.bfloat16
+    assert torch.equal(batch["observation"], values[batch.info.index])
+
+
+def test_sampling_from_nothing_says_so(tmp_path: Path):
+    with expstore.Writer(tmp_path / "a.exp"):
+        pass
+    replay = expstore.Replay(expstore.open(tmp_path / "a.exp"), 4)
+    with pytest.raises(StepRangeError, match="no step to draw from"):
+        replay.sample()
+
+
+def test_an_unknown_field_and_bad_sizes_are_refused(tmp_path: Path):
+    store = fill(tmp_path / "a.exp", [3])
+    with pytest.raises(FieldNotFoundError, match="no field 'obs'"):
+        expstore.Replay(store, 4, fields=("obs",))
+    with pytest.raises(SchemaError, match="batch_size must be an integer of at least 1, got 0"):
+        expstore.Replay(store, 0)
+    with pytest.raises(SchemaError, match="prefetch must be"):
+        expstore.Replay(store, 1, prefetch=-1)
+
+
+def test_an_error_while_reading_ahead_surfaces_at_the_batch_it_belongs_to(tmp_path: Path):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+    chunk = tmp_path / "a.exp" / "steps" / "action" / "c.0"
+    chunk.unlink()
+    replay = expstore.Replay(store, 4, prefetch=2)
+    with pytest.raises(expstore.errors.DamagedError, match=r"c\.0 is missing"):
+        replay.sample()
+    replay.close()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 4])
+def test_threads_change_nothing(tmp_path: Path, num_threads: int):
+    store = fill(tmp_path / "a.exp", [300] * 4, layout="coded", chunk_steps=64)
+    unit = expstore.Sequence(length=50)
+    fields = ("observation", "next_observation")
+    one = expstore.Replay(store, 64, unit=unit, fields=fields, num_threads=1)
+    many = expstore.Replay(store, 64, unit=unit, fields=fields, num_threads=num_threads)
+    for _ in range(3):
+        assert equal(one.sample(), many.sample())
+
+
+def test_a_store_may_grow_while_it_is_sampled(tmp_path: Path):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+    replay = expstore.Replay(store, 32, unit=expstore.Sequence(length=5), seed=3)
+    again = expstore.Replay(store, 32, unit=expstore.Sequence(length=5), seed=3)
+    expected = [replay.sample() for _ in range(4)]
+
+    with expstore.Writer(tmp_path / "a.exp") as writer:
+        for got in expected:
+            writer.append(episode(writer.num_steps, 50))
+            writer.commit()
+            assert equal(again.sample(), got)
+    assert expstore.open(tmp_path / "a.exp").num_steps == sum(LENGTHS) + 200
+    assert np.array_equal(store.read([0, 1], ["action"])["action"], [0, 1])

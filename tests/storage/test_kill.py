@@ -1,0 +1,103 @@
+"""A writer is killed at any moment: whole episodes or nothing, and writing goes on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import expstore
+from expstore.storage.commits import Recovery, read_history
+from tests.torture.child import NEVER_S, Task
+from tests.torture.episodes import known_episode
+from tests.torture.nursery import Nursery, journal_of
+from tests.torture.rounds import play_history, split_rounds
+
+HISTORIES = split_rounds(40, seed=3)
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as started:
+        yield started
+
+
+@pytest.mark.parametrize(("seed", "num_rounds"), HISTORIES)
+def test_a_kill_leaves_exactly_what_was_committed(
+    tmp_path: Path, nursery: Nursery, seed: int, num_rounds: int
+) -> None:
+    tally = play_history(nursery, tmp_path, seed, num_rounds, sample=10)
+
+    assert tally.rounds > 0
+
+
+def test_the_suite_plays_forty_rounds() -> None:
+    assert sum(num_rounds for _, num_rounds in HISTORIES) == 40
+
+
+def killed_writer(tmp_path: Path, nursery: Nursery, *moves: tuple[str, int]) -> Path:
+    """A store whose writer was gone after these moves, without closing."""
+    path = tmp_path / "store.exp"
+    task = Task(str(path), str(tmp_path / "journal"), seed=5, moves=list(moves), leave="exit")
+    assert nursery.run(task) == 0
+    assert journal_of(task)[0][0] == "opened"
+    return path
+
+
+def test_the_next_writer_says_what_was_lost(tmp_path: Path, nursery: Nursery) -> None:
+    path = killed_writer(tmp_path, nursery, ("append", 3), ("commit", 1), ("append", 4))
+    lost_steps = sum(len(known_episode(5, number)) for number in (3, 4, 5, 6))
+
+    with expstore.Writer(path) as writer:
+        assert (writer.recovery.lost_episodes, writer.recovery.lost_steps) == (4, lost_steps)
+        assert writer.num_episodes == 3
+
+
+def test_what_was_discarded_dropped_or_refused_is_not_lost(
+    tmp_path: Path, nursery: Nursery
+) -> None:
+    moves = (("append", 1), ("commit", 1), ("append", 2), ("discard", 1), ("drop", 1), ("fail", 1))
+    path = killed_writer(tmp_path, nursery, *moves, ("refuse", 1))
+
+    with expstore.Writer(path) as writer:
+        assert (writer.recovery.lost_episodes, writer.recovery.lost_steps) == (0, 0)
+
+
+def test_an_episode_lost_before_the_first_commit_is_reported(
+    tmp_path: Path, nursery: Nursery
+) -> None:
+    path = killed_writer(tmp_path, nursery, ("append", 1))
+
+    with expstore.Writer(path) as writer:
+        assert (writer.recovery.lost_episodes, writer.recovery.lost_steps) == (
+            1,
+            len(known_episode(5, 0)),
+        )
+        assert writer.num_episodes == 0
+
+
+def test_a_loss_is_reported_once(tmp_path: Path, nursery: Nursery) -> None:
+    path = killed_writer(tmp_path, nursery, ("append", 1), ("commit", 1), ("append", 1))
+
+    with expstore.Writer(path):
+        pass
+    with expstore.Writer(path) as writer:
+        assert writer.recovery == Recovery()
+
+
+def test_nothing_is_lost_when_a_writer_was_closed(tmp_path: Path) -> None:
+    with expstore.Writer(tmp_path / "store.exp", commit_interval_s=NEVER_S) as writer:
+        writer.append(known_episode(5, 0).data)
+    with expstore.Writer(tmp_path / "store.exp") as writer:
+        assert writer.recovery == Recovery()
+
+
+def test_a_killed_creation_is_no_commit_of_the_history(tmp_path: Path, nursery: Nursery) -> None:
+    """Its line stood in the history a second time, once for each creation that was killed."""
+    path = tmp_path / "store.exp"
+    for kill_at in range(1, 20):
+        task = Task(str(path), str(tmp_path / "journal"), seed=5, moves=[], kill_at=kill_at)
+        nursery.run(task)
+        if (path / "zarr.json").exists():
+            break
+
+    assert [entry["number"] for entry in read_history(path)] == [0]
