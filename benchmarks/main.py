@@ -74,6 +74,6 @@ def document(results: list[Result], scale: str, folder: Path, load: list[float])
     return {
         "scale": scale,
         "machine": machine(folder),
-        "load_average": load,  # before and after; above the cores, times are the machine's, not ours
+        "load_average": load,  # before and after; above the cores, others ran
         "workloads": [result.document() for result in results],
     }

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from expstore.sampling.uniform import WithoutReplacement as WithoutReplacement
     from expstore.storage.maintain import verify as verify
     from expstore.summary import EpisodeSummary as EpisodeSummary
+    from expstore.summary import FieldRange as FieldRange
+    from expstore.summary import FieldSummary as FieldSummary
     from expstore.summary import StoreSummary as StoreSummary
     from expstore.summary import inspect as inspect
 
@@ -41,6 +43,8 @@ __version__ = "0.1.0"
 _LAZY = {
     "Batch": "expstore.loading.batch",
     "EpisodeSummary": "expstore.summary",
+    "FieldRange": "expstore.summary",
+    "FieldSummary": "expstore.summary",
     "IngestProgress": "expstore.ingest.report",
     "IngestReport": "expstore.ingest.report",
     "Replay": "expstore.loading.replay",
@@ -63,6 +67,8 @@ __all__ = [
     "EpisodeSummary",
     "ExpstoreError",
     "Field",
+    "FieldRange",
+    "FieldSummary",
     "IngestProgress",
     "IngestReport",
     "Replay",

@@ -11,7 +11,7 @@ from importlib import metadata as packages
 from pathlib import Path
 from typing import Any
 
-from expstore.episode import Columns, flatten
+from expstore.episode import Columns, encode_metadata, flatten
 from expstore.errors import SchemaError, SourceError
 from expstore.formats.source import Imported, Source, SourceEpisode, open_source
 from expstore.ingest.environments import PREFIX, Policy
@@ -266,13 +266,18 @@ def _given(**arguments: Any) -> dict[str, Any]:
 
 def _imported(path: Path, name: str) -> Imported:
     """What the store at `path` has of the source of that name."""
-    keys, num_steps = set(), 0
-    for row in open_store(path).episodes:
-        found = row.get(SOURCE_KEY)
+    index = open_store(path).snapshots[0].index
+    length = index.column("length")
+    mark = encode_metadata({"name": name}, "")[1:-1]
+    lengths: dict[int | str, int] = {}
+    for at in range(len(index)):
+        # Parsing all metadata of a large store would take longer than the import.
+        if mark not in index.metadata_bytes(index.first + at):
+            continue
+        found = index.metadata(index.first + at).get(SOURCE_KEY)
         if isinstance(found, dict) and found.get("name") == name:
-            keys.add(found["episode"])
-            num_steps += row["length"]
-    return Imported(frozenset(keys), num_steps)
+            lengths[found["episode"]] = int(length[at])
+    return Imported(frozenset(lengths), sum(lengths.values()), lengths)
 
 
 def _is_empty(data: Mapping[str, Any]) -> bool:

@@ -19,6 +19,8 @@ from expstore.storage.store import Store, open_store
 
 NUM_BINS = 24
 BLOCK_BYTES = 16 << 20  # of an episode's rows read at a time
+BLOCK_STEPS = 256  # likewise of ragged fields, whose rows have no size of their own
+LENGTH_BYTES = 8  # of each step of a ragged field, beside its elements
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,9 @@ class FieldSummary:
     """One field of a store."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of one element, if it is ragged
     dtype: str
+    ragged: bool
     layout: str
     num_bytes: int  # of its live rows as arrays
     allocated_bytes: int  # on disk, next values included
@@ -71,11 +74,12 @@ class StoreSummary:
 
 @dataclass(frozen=True)
 class FieldRange:
-    """The values of one field in one episode; of the finite ones only."""
+    """The values of one field in one episode; of the finite ones only, and of no text."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of one element, if it is ragged
     dtype: str
+    ragged: bool
     min: float | None  # None where no value is finite
     mean: float | None
     max: float | None
@@ -154,12 +158,17 @@ def _of_store(store: Store) -> StoreSummary:
 
 def _field(store: Store, name: str, field: Field) -> FieldSummary:
     path = store.paths[0]
+    num_bytes = store.num_steps * field.step_bytes
+    if field.ragged:
+        start, stop = store.snapshots[0].root.commit.dims[f"{name}/values"]
+        num_bytes = (stop - start) * field.step_bytes + store.num_steps * LENGTH_BYTES
     return FieldSummary(
         name=name,
         shape=field.shape,
         dtype=field.dtype,
+        ragged=field.ragged,
         layout=field.layout,
-        num_bytes=store.num_steps * field.step_bytes,
+        num_bytes=num_bytes,
         allocated_bytes=allocated_below(path / "steps" / name)
         + allocated_below(path / "next" / name),
     )
@@ -225,12 +234,8 @@ def _of_episode(store: Store, number: int) -> EpisodeSummary:
 
 
 def _range(store: Store, name: str, field: Field, start: int, stop: int) -> FieldRange:
-    block = max(1, BLOCK_BYTES // field.step_bytes)
     low, high, total, count, num_values = math.inf, -math.inf, 0.0, 0, 0
-    for first in range(start, stop, block):
-        rows = np.empty((min(block, stop - first), *field.shape), field.stored_dtype)
-        store.read_into(np.arange(first, first + len(rows)), {name: rows})
-        values = _as_numbers(rows, field.dtype)
+    for values in _blocks(store, name, field, start, stop):
         finite = values[np.isfinite(values)]
         num_values += values.size
         count += finite.size
@@ -241,6 +246,7 @@ def _range(store: Store, name: str, field: Field, start: int, stop: int) -> Fiel
         name,
         field.shape,
         field.dtype,
+        field.ragged,
         min=low if count else None,
         mean=total / count if count else None,
         max=high if count else None,
@@ -248,10 +254,21 @@ def _range(store: Store, name: str, field: Field, start: int, stop: int) -> Fiel
     )
 
 
-def _as_numbers(rows: NDArray[Any], dtype: str) -> NDArray[Any]:
-    if dtype == "bfloat16":
-        return (rows.astype(np.uint32) << 16).view(np.float32)
-    return rows
+def _blocks(store: Store, name: str, field: Field, start: int, stop: int) -> Iterator[NDArray[Any]]:
+    """The numbers of a field, some steps at a time."""
+    if field.dtype == "text":
+        return
+    block = BLOCK_STEPS if field.ragged else max(1, BLOCK_BYTES // field.step_bytes)
+    for first in range(start, stop, block):
+        steps = np.arange(first, min(first + block, stop))
+        if field.ragged:
+            rows = store.read_ragged(name, steps).values
+        else:
+            rows = np.empty((len(steps), *field.shape), field.stored_dtype)
+            store.read_into(steps, {name: rows})
+        if field.dtype == "bfloat16":
+            rows = (rows.astype(np.uint32) << 16).view(np.float32)
+        yield rows
 
 
 def allocated_below(path: Path) -> int:

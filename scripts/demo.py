@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
@@ -71,7 +72,7 @@ class NextObservation(nn.Module):
 
     def error(self, predicted: Tensor, batch: expstore.Batch) -> Tensor:
         """Mean squared error of (B, n) predictions, in units of a step's usual change."""
-        missed = (predicted - batch["next_observation"][:, -1].float()) / self.change_scale
+        missed: Tensor = (predicted - batch["next_observation"][:, -1].float()) / self.change_scale
         return missed.square().mean()
 
 
@@ -108,7 +109,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def run(*arguments: object) -> None:
     """Show a command of `expstore` and run it."""
     words = ["expstore", *map(str, arguments)]
-    console.print(f"[bold]$ {shlex.join(words)}")
+    console.print(f"[bold]$ {escape(shlex.join(words))}")
     installed = Path(sys.executable).with_name("expstore")
     code = subprocess.run([os.fspath(installed), *words[1:]], check=False).returncode
     if code:
@@ -179,7 +180,7 @@ def fit(
             batch = replay.sample()
             loss = model.error(model(batch["observation"].float(), batch["action"]), batch)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
             if done % REPORTED_EVERY == 0:
@@ -199,14 +200,20 @@ def score(model: NextObservation, batch: expstore.Batch) -> tuple[float, float]:
 def suggest(path: Path) -> None:
     """Commands that go on from here."""
     where = shlex.quote(str(path))
-    console.print(f"The store is [bold]{path.resolve()}[/bold]: a directory of plain Zarr arrays.")
+    place = escape(str(path.resolve()))
+    console.print(f"The store is [bold]{place}[/bold]: a directory of plain Zarr arrays.")
+    activate = shlex.quote(f"{sys.prefix}/bin/activate")
     for command, purpose in (
+        (f". {activate}", "so that the commands are found"),
         (f"expstore inspect {where} --episode 0", "one episode"),
         (f"expstore verify {where}", "recompute every checksum"),
         (f"expstore ingest gym:{ENV_ID} {where} --episodes 200 --resume", "record more"),
-        (f"python -c \"import zarr; print(zarr.open_group('{path}').tree())\"", "any Zarr reader"),
+        (
+            f"python -c \"import zarr; print(zarr.open_group('{path}', mode='r').tree())\"",
+            "any Zarr reader",
+        ),
     ):
-        console.print(f"  {command}  [dim]# {purpose}")
+        console.print(f"  {escape(command)}  [dim]# {purpose}")
     console.print("The guide is docs/guides/quickstart.md.")
 
 

@@ -104,19 +104,33 @@ class FormatReader:
             parts.append(rows[max(start - first, 0) : stop - first])
         return np.concatenate(parts)
 
-    def next_values(self, field: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    def column(self, field: str, path: str) -> Any:
+        """The rows of a field's array, or a list of one array per row if it is ragged (7.3)."""
+        if not self.fields[field]["ragged"]:
+            return self.array(path)
+        dimension = self.members[f"{path}/values"]["dimension_names"][0]
+        values, ends = self.array(f"{path}/values"), self.array(f"{path}/end")
+        edges = [0, *(ends - self.dims[dimension][0]).tolist()]
+        assert edges[-1] == len(values)
+        return [values[low:high] for low, high in pairwise(edges)]
+
+    def next_values(self, field: str) -> tuple[Any, NDArray[np.bool_]]:
         """The next value of every step, and whether there is one (7.1)."""
-        rows, done = self.array(f"steps/{field}"), self.array("steps/done")
-        values = np.concatenate([rows[1:], rows[:1]])
+        rows, done = self.column(field, f"steps/{field}"), self.array("steps/done")
+        values = [*rows[1:], rows[0]]
         present = np.ones(len(rows), bool)
         if self.fields[field]["next"]:
             steps = self.array(f"next/{field}/step") - self.dims["step"][0]
             assert (np.diff(steps) > 0).all()
             assert np.isin(np.flatnonzero(done), steps).all()
-            values[steps] = self.array(f"next/{field}/value")
+            for step, value in zip(steps, self.column(field, f"next/{field}/value"), strict=True):
+                values[step] = value
             present[steps] = self.array(f"next/{field}/present")
         else:
-            values[done], present = 0, ~done
+            for step in np.flatnonzero(done):
+                is_ragged = self.fields[field]["ragged"]
+                values[step] = rows[0][:0] if is_ragged else np.zeros_like(rows[0])
+            present = ~done
         return values, present
 
     def has_next(self) -> NDArray[np.bool_]:
@@ -124,7 +138,10 @@ class FormatReader:
         with_next = [name for name, field in self.fields.items() if field["next"]]
         if not with_next:
             return ~self.array("steps/done")
-        return np.logical_and.reduce([self.next_values(name)[1] for name in with_next])
+        answer = np.ones(len(self.array("steps/done")), bool)
+        for name in with_next:
+            answer &= self.next_values(name)[1]
+        return answer
 
     def end_reasons(self) -> list[str]:
         names = self.members["episodes/end_reason"]["attributes"]["names"]
@@ -146,20 +163,28 @@ class FormatReader:
 
     def field_checksums(self, field: str) -> list[int]:
         """Recomputed (8.1)."""
-        rows = self.array(f"steps/{field}")
-        sums = [crc32c(rows[part].tobytes()) for part in self._episodes()]
+        rows = self.column(field, f"steps/{field}")
+        sums = [self._checksum(field, rows[part]) for part in self._episodes()]
         if not self.fields[field]["next"]:
             return sums
         step = self.array(f"next/{field}/step") - self.dims["step"][0]
-        present, value = self.array(f"next/{field}/present"), self.array(f"next/{field}/value")
+        present = self.array(f"next/{field}/present")
+        value = self.column(field, f"next/{field}/value")
         for episode, part in enumerate(self._episodes()):
             exceptions = 0
             for i in np.flatnonzero((part.start <= step) & (step < part.stop)):
                 offset = np.array(step[i] - part.start, "<i8")
-                entry = offset.tobytes() + present[i].tobytes() + value[i].tobytes()
-                exceptions = crc32c(entry, exceptions)
+                exceptions = crc32c(offset.tobytes() + present[i].tobytes(), exceptions)
+                exceptions = self._checksum(field, value[i : i + 1], exceptions)
             sums[episode] = crc32c(np.array(exceptions, "<u4").tobytes(), sums[episode])
         return sums
+
+    def _checksum(self, field: str, rows: Any, before: int = 0) -> int:
+        if not self.fields[field]["ragged"]:
+            return crc32c(rows.tobytes(), before)
+        for row in rows:
+            before = crc32c(np.array(len(row), "<i8").tobytes() + row.tobytes(), before)
+        return before
 
     def index_checksums(self) -> list[int]:
         """Recomputed (8.1)."""

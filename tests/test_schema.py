@@ -195,8 +195,10 @@ def test_the_reward_dtype_of_spaces_can_be_chosen():
 
 def test_a_space_without_a_fixed_size_is_refused_by_its_place():
     spaces = pytest.importorskip("gymnasium").spaces
-    with pytest.raises(SchemaError, match="observation/mission: spaces of type Text have no"):
-        Schema.from_spaces(spaces.Dict({"mission": spaces.Text(9)}), spaces.Discrete(2))
+    with pytest.raises(SchemaError, match="observation/mission: spaces of type Graph have no"):
+        Schema.from_spaces(
+            spaces.Dict({"mission": spaces.Graph(spaces.Discrete(2), None)}), spaces.Discrete(2)
+        )
 
 
 def test_a_space_of_an_unsafe_name_is_refused():

@@ -162,6 +162,25 @@ def test_an_episode_longer_than_a_block(tmp_path: Path, monkeypatch: pytest.Monk
     assert (action.min, action.mean, action.max) == (0, 49.5, 99)
 
 
+def test_ragged_fields_and_text(tmp_path: Path) -> None:
+    with expstore.Writer(tmp_path / "a.exp") as writer:
+        writer.append(
+            {
+                "points": [np.full((n, 3), float(n), np.float32) for n in (2, 0, 5)],
+                "words": ["one", "", "three"],
+            }
+        )
+
+    points, words = expstore.inspect(tmp_path / "a.exp").fields
+    in_episode, no_numbers = expstore.inspect(tmp_path / "a.exp", episode=0).fields
+
+    assert (points.ragged, points.shape, points.num_bytes) == (True, (3,), 7 * 12 + 3 * 8)
+    assert (words.ragged, words.dtype, words.num_bytes) == (True, "text", 8 + 3 * 8)
+    assert (in_episode.min, in_episode.max) == (2, 5)
+    assert in_episode.mean == pytest.approx(29 / 7)
+    assert (no_numbers.min, no_numbers.mean, no_numbers.max) == (None, None, None)
+
+
 def test_no_such_episode(path: Path) -> None:
     with pytest.raises(StepRangeError, match="episode 3 is not among the 3 episodes"):
         expstore.inspect(path, episode=3)

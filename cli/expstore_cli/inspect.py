@@ -64,18 +64,19 @@ def _store(found: expstore.StoreSummary) -> Iterable[RenderableType]:
 
 
 def _fields(found: expstore.StoreSummary) -> Table:
-    table = _table("field", "shape", "dtype", "layout", "on disk>", "as arrays>")
+    table = _table("field", "shape", "dtype", "layout", "on disk>", "as arrays>", "smaller>")
     for field in found.fields:
         table.add_row(
             field.name,
-            _shape(field.shape),
+            _shape(field),
             field.dtype,
             field.layout,
             text.size(field.allocated_bytes),
             text.size(field.num_bytes),
+            _ratio(field),
         )
     others = found.allocated_bytes - sum(field.allocated_bytes for field in found.fields)
-    table.add_row("[dim]index and metadata[/dim]", "", "", "", text.size(others), "")
+    table.add_row("[dim]index and metadata[/dim]", "", "", "", text.size(others), "", "")
     return table
 
 
@@ -118,7 +119,7 @@ def _episode(found: expstore.EpisodeSummary) -> Iterable[RenderableType]:
     for field in found.fields:
         values = map(text.number, (field.min, field.mean, field.max))
         left_out = f"{field.num_not_finite:,} NaN or infinite" if field.num_not_finite else ""
-        table.add_row(field.name, _shape(field.shape), field.dtype, *values, left_out)
+        table.add_row(field.name, _shape(field), field.dtype, *values, left_out)
     yield table
     if found.metadata:
         yield Text()
@@ -139,5 +140,16 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _shape(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape)) or "scalar"
+def _ratio(field: expstore.FieldSummary) -> str:
+    """How many times a compressed column is smaller than its arrays."""
+    if field.layout != "coded" or not field.allocated_bytes:
+        return ""
+    ratio = field.num_bytes / field.allocated_bytes
+    return f"{ratio:,.0f} x" if ratio >= 10 else f"{ratio:.1f} x"
+
+
+def _shape(field: expstore.FieldSummary | expstore.FieldRange) -> str:
+    own = "x".join(map(str, field.shape))
+    if field.ragged:
+        return f"any x {own}" if own else "any"
+    return own or "scalar"

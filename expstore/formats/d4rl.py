@@ -100,6 +100,11 @@ class D4rlFile:
                         self.account.fail(f"episode {key}", str(error))
                     else:
                         yield episode
+                elif (length := imported.lengths.get(key, stop - start)) != stop - start:
+                    raise SourceError(
+                        f"episode {key} of {self._path} has {stop - start} rows, but had {length} "
+                        "when it was imported: the file has changed; import it to a new store"
+                    )
                 key, start = key + 1, stop
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from expstore.episode import nest
@@ -122,7 +123,7 @@ class MinariDataset:
 
     def _scalars(self, name: str, dataset: Any) -> NDArray[Any]:
         """Rewards or flags, one number a step."""
-        values: NDArray[Any] = dataset[()]
+        values: NDArray[Any] = np.asarray(dataset[()])
         if values.ndim == 2 and values.shape[1] == 1:
             self.account.shape_changes[name] = "(1,) to ()"
             values = values[:, 0]

@@ -44,6 +44,7 @@ class Imported:
 
     keys: frozenset[int | str] = frozenset()
     num_steps: int = 0
+    lengths: Mapping[int | str, int] = field(default_factory=dict)  # key -> steps
 
     @property
     def num_episodes(self) -> int:

@@ -53,8 +53,7 @@ def _quiet_models(entry_point: Any) -> Iterator[None]:
     if "mujoco" not in str(entry_point):
         yield
         return
-    import mujoco
-
+    mujoco = importlib.import_module("mujoco")
     before = mujoco.get_mju_user_warning()
     mujoco.set_mju_user_warning(LOG.debug)
     try:

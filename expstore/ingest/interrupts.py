@@ -48,6 +48,9 @@ class Interrupts:
         try:
             self._deliver()
             yield
+        except KeyboardInterrupt:
+            self._pending = False
+            raise
         finally:
             self._allowed = False
 
@@ -58,5 +61,7 @@ class Interrupts:
 
     def _deliver(self, frame: FrameType | None = None) -> None:
         if self._pending and self._before is not None:
-            self._pending = False
             self._before(signal.SIGINT, frame)
+            # Not reached when it raises: what was raised may be swallowed, as in a `__del__`
+            # of somebody's environment, and has to come again.
+            self._pending = False

@@ -35,6 +35,7 @@ class Replay:
         device: where the tensors go.
         prefetch: batches read ahead by a thread.
         seed: any integer.
+        follow: pick up new commits between draws, at the price of one `stat` each.
         num_threads: that copy rows; by default the number of cores, at most 4.
 
     Raises:
@@ -63,6 +64,7 @@ class Replay:
         device: str | torch.device = "cpu",
         prefetch: int = 0,
         seed: int = 0,
+        follow: bool = False,
         num_threads: int | None = None,
     ) -> None:
         for name, value, least in (("batch_size", batch_size, 1), ("prefetch", prefetch, 0)):
@@ -73,6 +75,7 @@ class Replay:
         self.unit = unit if unit is not None else Step()
         self.sampler = sampler if sampler is not None else Uniform()
         self.seed = seed
+        self.follow = follow
         self.device = torch.device(device)
         self._reader = BatchReader(store, self.unit, fields, num_threads)
         self._prefetch = prefetch
@@ -86,11 +89,10 @@ class Replay:
             StepRangeError: the store holds no steps.
         """
         if self._thread is None:
-            return self._read(self._draw())
+            return self._read(*self._draw())
         while len(self._ahead) <= self._prefetch:
             before = self.sampler.state_dict()
-            draw = self._draw()
-            self._ahead.append((before, self._thread.submit(self._read, draw)))
+            self._ahead.append((before, self._thread.submit(self._read, *self._draw())))
         return self._ahead.popleft()[1].result()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -126,11 +128,13 @@ class Replay:
         if self._thread is not None:
             self._thread.shutdown(wait=True)
 
-    def _draw(self) -> Draw:
-        return self.sampler.draw(self.store.spans, self.batch_size, self.seed)
+    def _draw(self) -> tuple[Store, Draw]:
+        if self.follow:
+            self.store = self.store.latest()
+        return self.store, self.sampler.draw(self.store.spans, self.batch_size, self.seed)
 
-    def _read(self, draw: Draw) -> Batch:
-        batch = self._reader.read(self.store, draw)
+    def _read(self, store: Store, draw: Draw) -> Batch:
+        batch = self._reader.read(store, draw)
         return batch if self.device.type == "cpu" else batch.to(self.device)
 
     def _drop_ahead(self) -> None:

@@ -122,10 +122,11 @@ def version(path: Path) -> tuple[int, int, int]:
 
 def size(path: Path) -> int | None:
     """Bytes of a regular file; None where there is none."""
-    try:
-        found = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    with explained("look at", path):
+        try:
+            found = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
@@ -139,11 +140,12 @@ def allocated_bytes(path: Path) -> int:
 
 def list_directory(path: Path) -> list[os.DirEntry[str]]:
     """What lies in a directory; nothing where there is none."""
-    try:
-        with os.scandir(path) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return []
+    with explained("list", path):
+        try:
+            with os.scandir(path) as entries:
+                return sorted(entries, key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool) -> None:

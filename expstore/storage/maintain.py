@@ -63,7 +63,7 @@ def verify(
         NotAStoreError: there is no store at `path`.
         FormatError: the root is damaged, so that nothing else can be trusted.
     """
-    snapshot = Snapshot.of(absolute(path))
+    snapshot = Snapshot.of(absolute(path), fresh=True)
     check = _Check(snapshot)
     problems = list(check.files())
     if not problems:

@@ -36,14 +36,26 @@ DERIVED = {
 
 
 class Snapshot:
-    """A store directory at a commit: numbers and maps, no rows in memory."""
+    """A store directory at a commit: numbers and maps, no rows in memory.
 
-    def __init__(self, path: Path, root: Root, version: tuple[int, int, int] | None = None) -> None:
+    Snapshots of a store in one process share what they have mapped, unless one is `fresh`: that
+    looks at the files as they are now, also where one was replaced or damaged meanwhile.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        root: Root,
+        version: tuple[int, int, int] | None = None,
+        *,
+        fresh: bool = False,
+    ) -> None:
         self.path = path
         self.root = root
         self.version = version  # of the root file it was read from
         self.columns: dict[str, Column] = {
-            name: shared_column(path, root.store_id, layout) for name, layout in root.arrays.items()
+            name: column_of(path, layout) if fresh else shared_column(path, root.store_id, layout)
+            for name, layout in root.arrays.items()
         }
         dims = root.commit.dims
         self.first_step, self.stop_step = dims[STEP]
@@ -51,14 +63,14 @@ class Snapshot:
         self.index = EpisodeIndex(self.columns, dims, list(root.schema.fields))
 
     @staticmethod
-    def of(path: Path) -> Snapshot:
+    def of(path: Path, *, fresh: bool = False) -> Snapshot:
         """The newest commit of the store at `path`."""
         # The version is taken first: a commit in between makes `is_newest` say no, never yes.
         try:
             version = files.version(path / METADATA_FILE)
         except OSError:
             version = None  # read_root explains
-        return Snapshot(path, read_root(path), version)
+        return Snapshot(path, read_root(path), version, fresh=fresh)
 
     def is_newest(self) -> bool:
         """Whether no commit was published since; costs one `stat`."""
@@ -171,8 +183,13 @@ def shared_column(root: Path, store_id: str, layout: ArrayLayout) -> Column:
     key = (str(root), store_id, layout.path, layout.chunk_rows, layout.inner_rows)
     column = _columns.get(key)
     if column is None:
-        column = _columns[key] = (CodedColumn if layout.is_coded else MappedColumn)(root, layout)
+        column = _columns[key] = column_of(root, layout)
     return column
+
+
+def column_of(root: Path, layout: ArrayLayout) -> Column:
+    """A column that shares nothing."""
+    return CodedColumn(root, layout) if layout.is_coded else MappedColumn(root, layout)
 
 
 def resolve(schema: Schema, names: Iterable[str] | None) -> dict[str, Field]:

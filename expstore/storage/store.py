@@ -191,7 +191,7 @@ class Store:
             for name, array in out.items():
                 part = np.empty((len(here), *array.shape[1:]), array.dtype)
                 self._snapshots[position].take(name, local, part, threads)
-                array[here] = part
+                array[here] = part + position * STRIDE if name == "episode" else part
 
     def read_ragged(self, name: str, steps: NDArray[np.int64]) -> Ragged:
         """Flat steps (n,), known to be held, of one ragged field or of `next_` of it."""

@@ -185,7 +185,7 @@ class EpisodeStream:
                         f"the final {name!r} {where} differs from {next_name(name)!r} of the step "
                         "before; give one of them"
                     )
-        self._final = {name: rows[0] for name, rows in final.items()}
+        self._final = {name: rows[0].copy() for name, rows in final.items()}
 
     def _flush(self) -> None:
         if not self._filled:

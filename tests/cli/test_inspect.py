@@ -114,6 +114,28 @@ def test_one_episode_as_json(path: Path) -> None:
     assert found["fields"][1]["min"] == -3
 
 
+def test_compressed_fields_show_how_much_smaller_they_are(tmp_path: Path) -> None:
+    with expstore.Writer(tmp_path / "a.exp", layout={"image": "coded"}) as writer:
+        writer.append({"image": np.zeros((400, 64, 64), np.uint8), "reward": np.zeros(400)})
+
+    output = run(tmp_path / "a.exp")
+
+    assert re.search(r"uint8 coded \S+ kB 1\.6 MB \d+ x$", line_of(output, "image"))
+    assert line_of(output, "reward").endswith(" kB 3.2 kB")
+
+
+def test_ragged_fields_have_any_number_of_elements(tmp_path: Path) -> None:
+    with expstore.Writer(tmp_path / "a.exp") as writer:
+        writer.append({"points": [np.zeros((n, 3)) for n in (2, 0)], "words": ["one", ""]})
+
+    output = run(tmp_path / "a.exp")
+
+    assert line_of(output, "points").startswith("points any x 3 float64 ")
+    assert line_of(output, "words").startswith("words any text ")
+    in_episode = run(tmp_path / "a.exp", "--episode", 0)
+    assert line_of(in_episode, "words") == "words any text - - -"
+
+
 def test_an_empty_store(tmp_path: Path) -> None:
     expstore.Writer(tmp_path / "a.exp").close()
 

@@ -108,8 +108,9 @@ def test_ctrl_c_from_outside_at_any_moment_keeps_whole_episodes(tmp_path: Path) 
     assert process.returncode == 130
     kept = expstore.open(tmp_path / "a.exp").num_episodes
     assert kept > 0
-    assert errors == f"interrupted: {kept} whole episodes kept; continue with --resume\n"
-    assert f"{kept:,} episodes, " in output
+    plural = "" if kept == 1 else "s"
+    assert errors == f"interrupted: {kept:,} whole episode{plural} kept; continue with --resume\n"
+    assert f"{kept:,} episode{plural}, " in output
     assert expstore.verify(tmp_path / "a.exp").is_sound
 
 

@@ -1,5 +1,6 @@
 """Numbers and JSON as the commands print them."""
 
+import doctest
 import json
 import math
 
@@ -57,3 +58,7 @@ def test_json_has_null_for_what_json_lacks(capsys: pytest.CaptureFixture[str]) -
     text.echo_json({"a": math.nan, "b": (1, [math.inf]), 3: "x"})
 
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [1, [None]], "3": "x"}
+
+
+def test_the_examples_run() -> None:
+    assert doctest.testmod(text).failed == 0

@@ -256,6 +256,15 @@ def test_an_import_that_stopped_and_went_on_equals_one_that_did_not(tmp_path: Pa
         assert values.tobytes() == parts.read(steps)[name].tobytes()
 
 
+def test_a_file_that_has_grown_is_not_continued_in_the_middle_of_an_episode(tmp_path: Path) -> None:
+    path = write(tmp_path / "hopper.hdf5", rows())
+    ingest(path)
+    write(path, rows(2 * N))
+
+    with pytest.raises(SourceError, match=r"episode 2 of .* has 15 rows, but had 5 .*has changed"):
+        ingest(path, resume=True)
+
+
 def test_blocks_smaller_than_an_episode_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

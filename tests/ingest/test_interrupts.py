@@ -1,5 +1,6 @@
 """Ctrl-C, held back while an episode is written."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -53,6 +54,42 @@ def test_an_interrupt_at_the_end_comes_after_it() -> None:
         done.append("written")
 
     assert done == ["written"]
+
+
+def test_an_interrupt_that_was_swallowed_comes_again() -> None:
+    done = []
+
+    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:
+        with interrupts.allowed():
+            with contextlib.suppress(KeyboardInterrupt):
+                press()
+            done.append("read on")
+        done.append("written")
+        with interrupts.allowed():
+            done.append("read more")
+
+    assert done == ["read on", "written"]
+
+
+def test_an_interrupt_that_was_caught_outside_does_not_come_again() -> None:
+    with Interrupts() as interrupts:
+        with contextlib.suppress(KeyboardInterrupt), interrupts.allowed():
+            press()
+        with interrupts.allowed():
+            pass
+
+
+def test_a_handler_that_raises_nothing_is_called_once() -> None:
+    calls = []
+    signal.signal(signal.SIGINT, lambda number, frame: calls.append(number))
+
+    with Interrupts() as interrupts:
+        press()
+        for _ in range(3):
+            with interrupts.allowed():
+                pass
+
+    assert calls == [signal.SIGINT]
 
 
 def test_an_error_is_not_replaced_by_an_interrupt() -> None:

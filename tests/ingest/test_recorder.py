@@ -204,6 +204,18 @@ def test_a_space_without_fixed_size_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "w.exp").exists()
 
 
+def test_remarks_on_a_model_litter_neither_stderr_nor_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)
+
+    make_environment("HalfCheetah-v5").close()
+
+    assert capfd.readouterr().err == ""
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_gymnasium_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "gymnasium", None)
 

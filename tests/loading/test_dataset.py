@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -153,6 +154,28 @@ def test_bad_arguments_are_refused(tmp_path: Path):
         expstore.sequence_loader(windows, 0)
     with pytest.raises(SchemaError, match="rank must be from 0 to 1, got 2"):
         expstore.sequence_loader(windows, 4, rank=2, world_size=2)
+
+
+def own_memory(batch: Batch) -> int:
+    """Bytes of this process that are no file pages."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="memory is not listed here")
+@pytest.mark.parametrize("layout", ["mapped", "coded"])
+def test_workers_hold_nothing_but_maps(tmp_path: Path, layout: str):
+    rng = np.random.default_rng(0)
+    with expstore.Writer(tmp_path / "a.exp", layout=layout) as writer:
+        for _ in range(20):
+            frames = rng.integers(0, 255, (500, 128, 128), dtype=np.uint8)  # 164 MB in all
+            writer.append({"observation": frames, "action": np.zeros(499, np.int64)})
+    windows = expstore.SequenceDataset(expstore.open(tmp_path / "a.exp"), expstore.Sequence(10))
+    loader = expstore.sequence_loader(
+        windows, 16, shuffle=True, num_workers=1, transform=own_memory
+    )
+    memory = [size for size, _ in zip(loader, range(300), strict=False)]
+    assert max(memory[10:]) - memory[10] < 30 << 20
 
 
 def endless(batch: Batch) -> Batch:

@@ -280,6 +280,24 @@ def test_threads_change_nothing(tmp_path: Path, num_threads: int):
         assert equal(one.sample(), many.sample())
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_following_finds_new_commits_between_draws(tmp_path: Path, prefetch: int):
+    store = fill(tmp_path / "a.exp", [3])
+    replay = expstore.Replay(
+        store.filter(lambda row: row["length"] != 50), 64, follow=True, prefetch=prefetch
+    )
+    with expstore.Writer(tmp_path / "a.exp") as writer:
+        for length in (50, 20):
+            writer.append(episode(writer.num_steps, length))
+            writer.commit()
+            for _ in range(prefetch + 1):
+                batch = replay.sample()
+                assert torch.equal(batch["action"], batch.info.index)
+    assert set(batch.info.index.tolist()) <= {0, 1, 2, *range(53, 73)}
+    assert int(batch.info.index.max()) > 52
+    replay.close()
+
+
 def test_a_store_may_grow_while_it_is_sampled(tmp_path: Path):
     store = fill(tmp_path / "a.exp", LENGTHS)
     replay = expstore.Replay(store, 32, unit=expstore.Sequence(length=5), seed=3)

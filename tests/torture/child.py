@@ -23,7 +23,7 @@ import numpy as np
 import expstore
 from expstore.errors import SchemaError
 from tests.torture.episodes import Known, Plan, known_episode
-from tests.torture.faults import interposed, killed, small_chunks, unsynced
+from tests.torture.faults import interposed, killed, small_chunks
 
 NEVER_S = 1e9
 
@@ -43,7 +43,6 @@ class Task:
     kill_after_s: float = 0  # from its start; 0 is never
     kill_at: int = 0  # at which operation; 0 is never
     when: str = "before"  # or "half", "after"
-    sync: bool = True  # False: syncs are counted, but not done, since a kill does not need them
 
 
 class Journal:
@@ -182,8 +181,7 @@ def work(task: Task) -> None:
         with ExitStack() as stack:
             stack.enter_context(small_chunks(plan.chunks))
             if task.kill_at:
-                kill = killed(task.kill_at, task.when)
-                stack.enter_context(interposed(kill if task.sync else unsynced(kill)))
+                stack.enter_context(interposed(killed(task.kill_at, task.when)))
             Program(task, journal).run()
     except BaseException:
         journal.say("error", traceback.format_exc())

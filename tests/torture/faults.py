@@ -6,6 +6,7 @@ replaced by an `Interposer`, so that one operation here is one call to the syste
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -35,6 +36,9 @@ class Operation:
     path: str  # the file it changes; the target of `replace`
     source: str = ""  # of `replace`
 
+
+WRITES = ("pwrite", "write")
+WITHOUT_TRACE = ("fsync", "close")
 
 Action = Callable[[Operation, Callable[[], Any], tuple[Any, ...]], Any]
 
@@ -95,35 +99,66 @@ def interposed(action: Action) -> Iterator[Interposer]:
         files.os = real  # type: ignore[attr-defined]
 
 
-def recorded(log: list[Operation]) -> Action:
-    """Let everything through and write it down, after it was done."""
+def through(_: Operation, perform: Callable[[], Any], arguments: tuple[Any, ...]) -> Any:
+    """The action that lets everything through."""
+    return perform()
 
-    def action(operation: Operation, perform: Callable[[], Any], _: tuple[Any, ...]) -> Any:
-        result = perform()
+
+def recorded(log: list[Operation], action: Action = through) -> Action:
+    """Write down what was done, after it was done."""
+
+    def recorded_action(
+        operation: Operation, perform: Callable[[], Any], arguments: tuple[Any, ...]
+    ) -> Any:
+        result = action(operation, perform, arguments)
         log.append(operation)
         return result
 
-    return action
+    return recorded_action
 
 
 def killed(at: int, when: str) -> Action:
     """End this process, as `kill -9` does, "before", "after" or "half" way through a call.
 
-    Half way through a write is a part of the bytes; through anything else, after it.
+    Calls that a killed process leaves no trace of are not counted. Half way through a write is
+    a part of the bytes; through anything else, after it.
     """
+    counted = itertools.count(1)
 
     def action(operation: Operation, perform: Callable[[], Any], arguments: tuple[Any, ...]) -> Any:
-        if operation.number != at:
+        if operation.call in WITHOUT_TRACE or next(counted) != at:
             return perform()
-        if when == "half" and operation.call in ("pwrite", "write"):
-            half = memoryview(arguments[1])[: len(arguments[1]) // 2]
-            getattr(os, operation.call)(arguments[0], half, *arguments[2:])
+        if when == "half" and operation.call in WRITES:
+            _write_half(operation, arguments)
         elif when != "before":
             perform()
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("killed")
 
     return action
+
+
+def frozen(look: Callable[[Operation], None]) -> Action:
+    """Look at the directory as a kill would leave it, before each call and half way through it."""
+
+    def action(operation: Operation, perform: Callable[[], Any], arguments: tuple[Any, ...]) -> Any:
+        if operation.call in WITHOUT_TRACE:
+            return None if operation.call == "fsync" else perform()
+        look(operation)
+        if operation.call not in WRITES:
+            return perform()
+        written = _write_half(operation, arguments)
+        look(operation)
+        return written
+
+    return action
+
+
+def _write_half(operation: Operation, arguments: tuple[Any, ...]) -> int:
+    """As the system may, too: whoever writes has to go on with the rest."""
+    descriptor, data, *offset = arguments
+    half = memoryview(data)[: max(1, len(data) // 2)]
+    return int(getattr(os, operation.call)(descriptor, half, *offset))
 
 
 def failing(at: int, error: int, fired: list[Operation], *, lasting: bool = False) -> Action:
@@ -162,7 +197,7 @@ def shortened(choose: Callable[[int], int]) -> Action:
     """Write only a part of the bytes each time: `choose(n)` of n."""
 
     def action(operation: Operation, perform: Callable[[], Any], arguments: tuple[Any, ...]) -> Any:
-        if operation.call not in ("pwrite", "write"):
+        if operation.call not in WRITES:
             return perform()
         part = memoryview(arguments[1])[: choose(len(arguments[1]))]
         return getattr(os, operation.call)(arguments[0], part, *arguments[2:])

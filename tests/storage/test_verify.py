@@ -1,0 +1,325 @@
+"""Every kind of damage is found, and named by what it concerns."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import expstore
+from expstore.errors import FormatError, NotAStoreError
+from expstore.storage.reading import Snapshot
+from tests.storage.made import digest, episode, writer
+
+NUM_EPISODES = 11
+
+
+def image_episode(number: int) -> dict[str, object]:
+    data = episode(1 + number % 4, number, end="terminated" if number % 2 else None)
+    rng = np.random.default_rng(number)
+    frames = rng.integers(0, 4, (len(data["observation"]), 8, 8), np.uint8)
+    return {**data, "observation": {"image": frames, "state": data["observation"]}}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> Path:
+    """Mapped and coded columns, several commits, metadata in some episodes, a gap in one."""
+    path = tmp_path_factory.mktemp("verify") / "a.exp"
+    with writer(path, layout={"observation/image": "coded"}, chunk_steps=16) as out:
+        for number in range(NUM_EPISODES):
+            data = image_episode(number)
+            if number == 7:
+                image = data["observation"]["image"]  # type: ignore[index]
+                data["next_observation"] = {"image": image[1:].copy()}
+                data["next_observation"]["image"][0] ^= 1  # type: ignore[index]
+            out.append(data, seed=number, **({"policy": f"p{number}"} if number % 3 else {}))
+            if number == 5:
+                out.commit()
+    return path
+
+
+@pytest.fixture
+def path(original, tmp_path) -> Path:
+    copy = tmp_path / "copy.exp"
+    shutil.copytree(original, copy)
+    return copy
+
+
+def flip(file: Path, offset: int, bit: int = 0) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        (value,) = opened.read(1)
+        opened.seek(offset)
+        opened.write(bytes([value ^ 1 << bit]))
+
+
+def committed(path: Path) -> dict[Path, int]:
+    """Every chunk file, with how many of its bytes hold committed data."""
+    root = Snapshot.of(path).root
+    found = {}
+    for layout in root.arrays.values():
+        _, stop = root.commit.dims[layout.dimension]
+        for chunk in range(-(-stop // layout.chunk_rows)):
+            file = path / layout.chunk_path(chunk)
+            rows = min(layout.chunk_rows, stop - chunk * layout.chunk_rows)
+            found[file] = file.stat().st_size if layout.is_coded else rows * layout.row_bytes
+    return found
+
+
+def problems(path: Path) -> list[tuple[str, int | None]]:
+    return [(problem.what, problem.episode) for problem in expstore.verify(path).problems]
+
+
+# -- sound stores --------------------------------------------------------------------------------
+
+
+def test_a_sound_store_is_sound_and_nothing_is_changed(path):
+    before = digest(path)
+    seen: list[tuple[int, int]] = []
+    result = expstore.verify(path, progress=lambda *done: seen.append(done))
+    assert result.is_sound
+    assert (result.commit, result.num_episodes, result.num_steps) == (2, NUM_EPISODES, 26)
+    assert result.num_bytes > 26 * (64 + 12 + 8 + 8 + 2)
+    assert seen == [(done, NUM_EPISODES) for done in range(1, NUM_EPISODES + 1)]
+    assert digest(path) == before
+
+
+@pytest.mark.parametrize("fields", [None, {"x": expstore.Field((), "int8")}])
+def test_an_empty_store_is_sound(tmp_path, fields):
+    schema = None if fields is None else expstore.Schema(fields)
+    writer(tmp_path / "a.exp", schema=schema).close()
+    assert expstore.verify(tmp_path / "a.exp").is_sound
+
+
+def test_rows_that_are_not_committed_are_nobodys_business(path):
+    with writer(path) as out:
+        out.append(image_episode(3))
+        with out.episode() as block:
+            block.add({name: np.zeros(f.shape, f.dtype) for name, f in out.schema.fields.items()})
+            result = expstore.verify(path)
+            block.discard()
+        out.discard()
+    assert (result.is_sound, result.num_episodes) == (True, NUM_EPISODES)
+
+
+def test_the_bytes_behind_the_committed_rows_may_be_anything(path):
+    for file, size in committed(path).items():
+        if size < file.stat().st_size:
+            flip(file, size)
+    assert expstore.verify(path).is_sound
+
+
+# -- flipped bits --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["steps", "next", "episodes"])
+def test_every_flipped_bit_of_committed_rows_is_found(path, part):
+    rng = random.Random(f"{part} flips")
+    files = {f: n for f, n in committed(path).items() if f.relative_to(path).parts[0] == part}
+    assert files
+    unnoticed = []
+    for file, size in files.items():
+        for _ in range(max(4, 120 // len(files))):
+            offset, bit = rng.randrange(size), rng.randrange(8)
+            flip(file, offset, bit)
+            if expstore.verify(path).is_sound:
+                unnoticed.append((file.relative_to(path), offset, bit))
+            flip(file, offset, bit)
+    assert unnoticed == []
+    assert expstore.verify(path).is_sound
+
+
+def test_every_flipped_bit_of_the_root_is_a_format_error(path):
+    rng = random.Random("root flips")
+    root = path / "zarr.json"
+    for offset in rng.sample(range(root.stat().st_size), 400):
+        bit = rng.randrange(8)
+        flip(root, offset, bit)
+        with pytest.raises(FormatError):
+            expstore.open(path)
+        flip(root, offset, bit)
+    assert expstore.verify(path).is_sound
+
+
+def test_every_flipped_bit_of_other_metadata_is_found(path):
+    rng = random.Random("metadata flips")
+    files = [file for file in sorted(path.rglob("zarr.json")) if file.parent != path]
+    unnoticed = []
+    for file in rng.choices(files, k=80):
+        offset, bit = rng.randrange(file.stat().st_size), rng.randrange(8)
+        flip(file, offset, bit)
+        if ("file", None) not in problems(path):
+            unnoticed.append((file.relative_to(path), offset, bit))
+        flip(file, offset, bit)
+    assert unnoticed == []
+
+
+def test_a_damaged_root_is_an_error_of_verify_too(path):
+    flip(path / "zarr.json", 100)
+    with pytest.raises(FormatError):
+        expstore.verify(path)
+
+
+# -- what is named -------------------------------------------------------------------------------
+
+
+def start_of(path: Path, number: int) -> int:
+    return int(expstore.open(path).episodes["start"][number])
+
+
+def test_damage_of_a_field_names_the_field_and_the_episode(path):
+    flip(path / "steps/reward/c.0", start_of(path, 3) * 8)
+    assert [(p.what, p.text, p.episode) for p in expstore.verify(path).problems] == [
+        ("field", "field 'reward' of episode 3 fails its checksum", 3)
+    ]
+
+
+def test_damage_of_a_next_value_names_the_field_and_the_episode(path):
+    flip(path / "next/observation/state/value/c.0.0", 4 * 12)
+    assert [(p.what, p.text, p.episode) for p in expstore.verify(path).problems] == [
+        ("field", "field 'observation/state' of episode 4 fails its checksum", 4)
+    ]
+
+
+def test_damage_of_a_compressed_chunk_names_the_file(path):
+    flip(path / "steps/observation/image/c.0.0.0", 40)
+    found = expstore.verify(path).problems
+    assert {p.what for p in found} == {"field"}
+    assert all("'observation/image' of episode" in p.text for p in found)
+    assert all("c.0.0.0 fails its checksum; run expstore verify" in p.text for p in found)
+
+
+def test_damage_of_flags_is_named(path):
+    flip(path / "steps/done/c.0", start_of(path, 3))
+    assert problems(path) == [("flags", 3)]
+    flip(path / "steps/done/c.0", start_of(path, 3))
+    flip(path / "steps/episode/c.0", start_of(path, 5) * 8)
+    assert problems(path) == [("flags", 5)]
+
+
+@pytest.mark.parametrize(
+    ("column", "row_bytes"),
+    [
+        *(("start", 8), ("length", 8), ("end_reason", 1), ("return", 8), ("seed", 8)),
+        *(("index_crc32c", 4), ("crc32c/action", 4)),
+    ],
+)
+def test_damage_of_the_index_names_its_episode_and_no_other(path, column, row_bytes):
+    flip(path / f"episodes/{column}/c.0", 6 * row_bytes)
+    assert problems(path) == [("index", 6)]
+
+
+def test_damage_of_metadata_is_named(path):
+    values = path / "episodes/metadata/values/c.0"
+    assert values.read_bytes().startswith(b'{"policy":"p1"}{"policy":"p2"}{"policy":"p4"}')
+    flip(values, 0)
+    flip(values, 40)
+    assert problems(path) == [("index", 1), ("index", 4)]
+
+
+def test_metadata_that_would_lie_elsewhere_is_named(path):
+    flip(path / "episodes/metadata/end/c.0", 4 * 8 + 6)
+    found = problems(path)
+    assert ("metadata", 4) in found
+    assert {number for _, number in found} == {4, 5}
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def chunk_files(path: Path) -> list[Path]:
+    return sorted(committed(path))
+
+
+def test_every_missing_chunk_file_is_found(path):
+    for file in chunk_files(path):
+        data = file.read_bytes()
+        file.unlink()
+        (problem,) = expstore.verify(path).problems
+        assert problem.text.startswith(f"{file} is missing, but the commit counts rows in it")
+        file.write_bytes(data)
+    assert expstore.verify(path).is_sound
+
+
+def test_every_chunk_file_of_another_size_is_found(path):
+    for file in chunk_files(path):
+        data = file.read_bytes()
+        for other in (data[:-1], b"", data + b"\0"):
+            file.unlink()  # never cut in place: others may have mapped it
+            file.write_bytes(other)
+            result = expstore.verify(path)
+            assert [p.what for p in result.problems][:1] == ["file"], (file, len(other))
+            assert str(file) in result.problems[0].text
+        file.unlink()
+        file.write_bytes(data)
+    assert expstore.verify(path).is_sound
+
+
+def test_a_directory_in_place_of_a_chunk_file_is_found(path):
+    file = path / "steps/reward/c.0"
+    file.unlink()
+    file.mkdir()
+    assert problems(path) == [("file", None)]
+
+
+def test_several_problems_are_found_at_once(path):
+    (path / "steps/reward/c.0").unlink()
+    (path / "next/observation/state/step/c.0").unlink()
+    assert problems(path) == [("file", None)] * 2
+
+
+def test_missing_and_broken_metadata_of_an_array_is_found_and_a_writer_mends_it(path):
+    for damage in (Path.unlink, lambda file: file.write_bytes(b"{")):
+        damage(path / "steps/reward/zarr.json")
+        (problem,) = expstore.verify(path).problems
+        assert "steps/reward/zarr.json is" in problem.text
+        assert problem.text.endswith("open the store with a Writer once, which mends it")
+        writer(path).close()
+        assert expstore.verify(path).is_sound
+
+
+def test_an_array_that_shows_more_than_the_commit_is_found(path):
+    file = path / "steps/reward/zarr.json"
+    document = json.loads(file.read_bytes())
+    document["shape"][0] += 1
+    file.write_text(json.dumps(document))
+    (problem,) = expstore.verify(path).problems
+    assert "steps/reward/zarr.json is not as the commit says" in problem.text
+
+
+def test_arrays_that_lag_behind_the_commit_are_no_damage(path):
+    """A kill after the root's rename leaves the metadata of arrays as of the commit before."""
+    before = {file: file.read_bytes() for file in path.rglob("zarr.json") if file.parent != path}
+    with writer(path) as out:
+        out.append(image_episode(3), policy="p")
+    for file, data in before.items():
+        file.write_bytes(data)
+    assert expstore.verify(path).is_sound
+    writer(path).close()
+    assert expstore.verify(path).is_sound
+    assert {file for file, data in before.items() if file.read_bytes() == data} == set()
+
+
+def test_damage_is_found_also_while_the_store_is_open_in_this_process(path):
+    opened = expstore.open(path)
+    opened.read(range(26), [*opened.fields, "next_observation"])
+    for file, size in committed(path).items():
+        for offset in (0, size - 1):
+            flip(file, offset, 3)
+            assert not expstore.verify(path).is_sound, (file, offset)
+            flip(file, offset, 3)
+
+
+def test_what_is_no_store_cannot_be_verified(tmp_path):
+    with pytest.raises(NotAStoreError, match="there is nothing at"):
+        expstore.verify(tmp_path / "nothing")
+
+
+def test_relative_paths_are_reported_whole(path, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    assert expstore.verify(os.path.join(".", path.name)).path == str(path)
