@@ -23,6 +23,7 @@ class Spans:
     first: NDArray[np.int64]  # (E,) position of that row, ascending from 0
     length: NDArray[np.int64]  # (E,) rows of the episode, at least 1
     streams: NDArray[np.int64]  # (S + 1,) positions where the stores of a union begin, and the end
+    owner: object = None  # keeps the files mapped that the arrays may lie in
 
     @staticmethod
     def laid_out(start: NDArray[np.int64], length: NDArray[np.int64]) -> Spans:

@@ -57,8 +57,7 @@ def episode(rng: np.random.Generator, num_steps: int, *, final: bool) -> dict[st
         data = rng.bytes((num_steps + extra) * field.step_bytes)
         array = np.frombuffer(data, field.stored_dtype).reshape(-1, *field.shape)
         if field.dtype == "bfloat16":
-            torch = pytest.importorskip("torch")
-            return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+            return array.view(pytest.importorskip("ml_dtypes").bfloat16)
         return array
 
     extra = {name: int(final and name.startswith("observation")) for name in SCHEMA.fields}

@@ -49,7 +49,7 @@ STORAGE = (
     ("streaming",),
     ("commits",),
     ("reading",),
-    ("table",),
+    ("table", "capacity"),
     ("store",),
     ("writer",),
     ("maintain",),

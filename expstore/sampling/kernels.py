@@ -15,13 +15,17 @@ from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint64]
+Floats = NDArray[np.float64]
+Priorities = NDArray[np.float32]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 FIRST = np.uint64(0xBF58476D1CE4E5B9)
 SECOND = np.uint64(0x94D049BB133111EB)
 LOW = np.uint64(0xFFFFFFFF)
-S27, S30, S31, S32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
+S11, S27, S30, S31, S32 = (np.uint64(bits) for bits in (11, 27, 30, 31, 32))
+UNIT = 2.0**-53
+STREAM_BITS = 40  # in a union, the steps of the k-th stream are numbered from k * 2**40 on
 
 
 def _compiled(function: Function) -> Function:
@@ -57,6 +61,37 @@ def fill_integers(key: np.uint64, second_key: np.uint64, high: np.uint64, out: I
     for i in range(len(out)):
         word = _mixed(_mixed(key + np.uint64(i) * GOLDEN) ^ second_key)
         out[i] = np.int64(_scaled(word, high))
+
+
+@_compiled
+def fill_by_episode(
+    key: np.uint64, second_key: np.uint64, first: Integers, length: Integers, out: Integers
+) -> None:
+    """out (B,) becomes a uniform position of a uniform episode, two random words for each.
+
+    Args:
+        key: See ``draw.keys_of``, as is ``second_key``.
+        second_key: The other one.
+        first: (E,) see ``Spans``, as is ``length``.
+        length: (E,)
+        out: (B,) filled here.
+    """
+    for i in range(len(out)):
+        word = _mixed(_mixed(key + np.uint64(2 * i) * GOLDEN) ^ second_key)
+        episode = np.int64(_scaled(word, np.uint64(len(first))))
+        word = _mixed(_mixed(key + np.uint64(2 * i + 1) * GOLDEN) ^ second_key)
+        out[i] = first[episode] + np.int64(_scaled(word, np.uint64(length[episode])))
+
+
+@_compiled
+def fill_masses(
+    key: np.uint64, second_key: np.uint64, total: float, stratified: bool, out: Floats
+) -> None:
+    """out (B,) becomes uniform numbers from 0 to total, one in each B-th of it if stratified."""
+    for i in range(len(out)):
+        word = _mixed(_mixed(key + np.uint64(i) * GOLDEN) ^ second_key)
+        part = np.float64(word >> S11) * UNIT
+        out[i] = (i + part) * (total / len(out)) if stratified else part * total
 
 
 @_compiled
@@ -179,3 +214,195 @@ def plan_spans(
             valid[b, k] = clipped == wanted
             wanted += dilation
     return -1
+
+
+@_compiled
+def locate(
+    steps: Integers, start: Integers, first: Integers, length: Integers, out: Integers
+) -> int:
+    """The position of each step, as ``Spans.positions_of`` but without an error.
+
+    Args:
+        steps: (n,) step numbers.
+        start: (E,) see ``Spans``, as are ``first`` and ``length``.
+        first: (E,)
+        length: (E,)
+        out: (n,) filled here: the position; -1 for a step below the first one of its stream,
+            which must have left it; -2 for any other step that is not there.
+
+    Returns:
+        How many of ``out`` are negative.
+    """
+    num_missing = 0
+    for i in range(len(steps)):
+        after = _num_at_most(start, steps[i])
+        if after > 0 and steps[i] - start[after - 1] < length[after - 1]:
+            out[i] = first[after - 1] + steps[i] - start[after - 1]
+            continue
+        stream = steps[i] >> STREAM_BITS
+        is_first = after == 0 or start[after - 1] >> STREAM_BITS != stream
+        has_left = after < len(start) and start[after] >> STREAM_BITS == stream and is_first
+        out[i] = -1 if has_left else -2
+        num_missing += 1
+    return num_missing
+
+
+@_compiled
+def carry(was: Integers, raw: Priorities, now: Integers, out: Priorities) -> None:
+    """Copy what is known of the steps of ``now`` from those of ``was``, in one pass over both.
+
+    Args:
+        was: (R, 2) ascending half-open runs of steps.
+        raw: One value per step of ``was``.
+        now: (Q, 2) runs, too.
+        out: One value per step of ``now``; those that were not there are left as they are.
+    """
+    run, begin, place = 0, 0, 0
+    for q in range(len(now)):
+        start, stop = now[q, 0], now[q, 1]
+        while run < len(was) and was[run, 1] <= start:
+            begin += was[run, 1] - was[run, 0]
+            run += 1
+        while run < len(was) and was[run, 0] < stop:
+            for step in range(max(start, was[run, 0]), min(stop, was[run, 1])):
+                out[place + step - start] = raw[begin + step - was[run, 0]]
+            if was[run, 1] > stop:
+                break
+            begin += was[run, 1] - was[run, 0]
+            run += 1
+        place += stop - start
+
+
+@_compiled
+def check_priorities(priority: Floats, out: Priorities) -> int:
+    """Round priorities (n,) to float32; the index of the first that is none, or -1."""
+    for i in range(len(priority)):
+        out[i] = np.float32(priority[i])
+        if not (priority[i] >= 0.0 and np.isfinite(out[i])):
+            return i
+    return -1
+
+
+# The nodes of a ``SumTree`` are numbered level by level: node i of level k spans the slots from
+# i * 16**k on. Slot i is leaf[at[0] + i]; node i of level k has its sum in totals[at[k] + i].
+
+
+@_compiled
+def fill_leaves(raw: Priorities, eps: float, alpha: float, out: Floats) -> None:
+    """out (n,) becomes ``(raw + eps) ** alpha``."""
+    last, leaf = np.float32(-1.0), 0.0
+    for i in range(len(raw)):
+        if raw[i] != last:  # new steps all have the same
+            last = raw[i]
+            leaf = (np.float64(last) + eps) ** alpha
+        out[i] = leaf
+
+
+@_compiled
+def _refresh(
+    level: int, node: int, leaf: Floats, totals: Floats, leasts: Floats, at: Integers
+) -> None:
+    total, least = 0.0, np.inf
+    child = at[level - 1] + node * 16
+    if level == 1:
+        for c in range(child, child + 16):
+            total += leaf[c]
+            if 0.0 < leaf[c] < least:
+                least = leaf[c]
+    else:
+        for c in range(child, child + 16):
+            total += totals[c]
+            least = min(least, leasts[c])
+    totals[at[level] + node] = total
+    leasts[at[level] + node] = least
+
+
+@_compiled
+def refresh_range(
+    level: int, low: int, high: int, leaf: Floats, totals: Floats, leasts: Floats, at: Integers
+) -> None:
+    """Recompute the nodes from low to high - 1 of a level, and all above them."""
+    for above in range(level, len(at)):
+        for node in range(low, high):
+            _refresh(above, node, leaf, totals, leasts, at)
+        low, high = low >> 4, ((high - 1) >> 4) + 1
+
+
+@_compiled
+def write_leaves(
+    slots: Integers,
+    values: Priorities,
+    eps: float,
+    alpha: float,
+    raw: Priorities,
+    leaf: Floats,
+    totals: Floats,
+    leasts: Floats,
+    at: Integers,
+) -> None:
+    """Write the priorities of slots (n,) one after the other, then recompute what is above.
+
+    A level with fewer nodes than there are slots is recomputed from end to end.
+    """
+    nodes = slots.copy()
+    for i in range(len(slots)):
+        raw[at[0] + slots[i]] = values[i]
+        leaf[at[0] + slots[i]] = (np.float64(values[i]) + eps) ** alpha
+    for level in range(1, len(at)):
+        low, high = nodes[0] >> 4, nodes[0] >> 4
+        for i in range(len(nodes)):
+            nodes[i] >>= 4
+            low, high = min(low, nodes[i]), max(high, nodes[i])
+        if high - low < len(nodes):
+            refresh_range(level, low, high + 1, leaf, totals, leasts, at)
+            return
+        for i in range(len(nodes)):
+            _refresh(level, nodes[i], leaf, totals, leasts, at)
+
+
+@_compiled
+def descend(
+    masses: Floats, root: int, leaf: Floats, totals: Floats, at: Integers, slots: Integers
+) -> None:
+    """Find the slot at which the leaves' running sum exceeds each mass, never an empty one.
+
+    Args:
+        masses: (B,) numbers of at least 0; used up. One at or above the sum of all leaves,
+            be it by rounding, goes to the last leaf above 0.
+        root: The only node of the last level; its sum is above 0.
+        leaf: See above, as are ``totals`` and ``at``.
+        totals: Sums of the inner nodes.
+        at: Where each level begins.
+        slots: (B,) filled here.
+    """
+    slots[:] = root
+    for level in range(len(at) - 2, -1, -1):
+        values = totals if level > 0 else leaf
+        # All of a batch before the next level, so that their cache misses overlap.
+        for i in range(len(masses)):
+            mass, chosen, is_found = masses[i], -1, False
+            for node in range(slots[i] * 16, slots[i] * 16 + 16):
+                value = values[at[level] + node]
+                if value > 0.0:
+                    chosen = node
+                    if mass < value:
+                        is_found = True
+                        break
+                    mass -= value
+            masses[i] = mass if is_found else np.inf
+            slots[i] = chosen
+
+
+@_compiled
+def weigh(
+    leaves: Floats,
+    total: float,
+    least: float,
+    beta: float,
+    probability: Floats,
+    weight: NDArray[np.float32],
+) -> None:
+    """Fill the probabilities and importance weights (B,) of drawn leaves (B,)."""
+    for i in range(len(leaves)):
+        probability[i] = leaves[i] / total
+        weight[i] = (leaves[i] / least) ** -beta

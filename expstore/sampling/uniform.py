@@ -1,6 +1,8 @@
-"""Samplers under which every step is equally likely, with and without replacement."""
+"""Samplers that ask for no priorities, with and without replacement."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,11 +10,19 @@ from numpy.typing import NDArray
 from expstore.errors import SchemaError, StateError
 from expstore.sampling.draw import Draw, check_batch, check_state, keys_of
 from expstore.sampling.permutation import permute_compiled
+from expstore.sampling.runs import merged
 from expstore.spans import Spans
 
 
 class Uniform:
     """Draws every step with the same probability, independently of all others.
+
+    Args:
+        by: ``"step"``, or ``"episode"``: an episode first, each as likely as any other, then a
+            step of it, so that a step of a short episode is drawn more often.
+
+    Raises:
+        SchemaError: ``by`` is something else.
 
     >>> spans = Spans.laid_out(start=np.array([0]), length=np.array([100]))
     >>> sampler = Uniform()
@@ -20,26 +30,46 @@ class Uniform:
     (8, {'kind': 'uniform', 'next_draw': 1})
     """
 
-    def __init__(self) -> None:
+    def __init__(self, by: Literal["step", "episode"] = "step") -> None:
+        if by not in ("step", "episode"):
+            raise SchemaError(f"by must be 'step' or 'episode', got {by!r}")
+        self.by = by
         self.next_draw = 0
 
     def draw(self, spans: Spans, batch_size: int, seed: int) -> Draw:
         """See ``Sampler.draw``."""
+        check_batch(spans, batch_size)
+        draw = self._by_step if self.by == "step" else self._by_episode
+        drawn = draw(spans, np.empty(batch_size, np.int64), seed)
+        self.next_draw += 1
+        return drawn
+
+    def _by_step(self, spans: Spans, anchors: NDArray[np.int64], seed: int) -> Draw:
         from expstore.sampling import kernels
 
-        check_batch(spans, batch_size)
-        anchors = np.empty(batch_size, np.int64)
         kernels.fill_integers(*keys_of(seed, self.next_draw), np.uint64(spans.num_steps), anchors)
-        self.next_draw += 1
         return Draw.evenly(anchors, spans.num_steps)
+
+    def _by_episode(self, spans: Spans, anchors: NDArray[np.int64], seed: int) -> Draw:
+        from expstore.sampling import kernels
+
+        keys = keys_of(seed, self.next_draw)
+        kernels.fill_by_episode(*keys, spans.first, spans.length, anchors)
+        length = spans.length[spans.episodes_at(anchors)]
+        weight = np.ones(len(anchors), np.float32)  # the distribution is wanted as it is
+        return Draw(anchors, 1.0 / (length * spans.num_episodes), weight)
+
+    @property
+    def _kind(self) -> str:
+        return "uniform" if self.by == "step" else "uniform_by_episode"
 
     def state_dict(self) -> dict[str, int | str]:
         """The number of the next draw."""
-        return {"kind": "uniform", "next_draw": self.next_draw}
+        return {"kind": self._kind, "next_draw": self.next_draw}
 
     def load_state_dict(self, state: dict[str, int | str]) -> None:
         """See ``Sampler.load_state_dict``."""
-        check_state(state, "uniform", ("next_draw",))
+        check_state(state, self._kind, ("next_draw",))
         self.next_draw = int(state["next_draw"])
 
 
@@ -191,7 +221,5 @@ class _Population:
 
 def _runs_of(spans: Spans) -> str:
     """The selected steps as ``first+length`` of each stretch without a gap."""
-    stop = spans.start + spans.length
-    begins = np.flatnonzero(np.concatenate([[True], spans.start[1:] != stop[:-1]]))
-    length = np.add.reduceat(spans.length, begins)
-    return " ".join(f"{a}+{n}" for a, n in zip(spans.start[begins], length, strict=True))
+    runs = merged(spans)
+    return " ".join(f"{a}+{n}" for a, n in zip(runs.start, runs.length, strict=True))

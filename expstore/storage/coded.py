@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from expstore.errors import DamagedError
 from expstore.storage import files
 from expstore.storage.layout import MISSING_CHUNK, ZSTD_LEVEL, ArrayLayout
+from expstore.storage.mapping import missing_file
 from expstore.storage.parallel import ONE, Threads
 
 SHARDS_KEPT = 4096  # maps of shard files per column
@@ -217,13 +218,19 @@ class Piece:
 class CodedColumn:
     """A compressed array, shared by all snapshots of a store in this process.
 
+    Args:
+        live_start: asks for the first live row as of the newest commit, when a file is missing.
+
     Attributes:
         num_decoded: inner chunks decoded so far.
     """
 
-    def __init__(self, root: Path, layout: ArrayLayout) -> None:
+    def __init__(
+        self, root: Path, layout: ArrayLayout, live_start: Callable[[], int] = lambda: 0
+    ) -> None:
         self.root = root
         self.layout = layout
+        self._live_start = live_start
         self.num_decoded = 0
         self._lock = threading.Lock()
         self._shards: OrderedDict[int, Shard] = OrderedDict()
@@ -264,6 +271,15 @@ class CodedColumn:
                 self._shard(shard, stop)
             except DamagedError as error:
                 yield error
+
+    def let_go(self, start: int) -> None:
+        """Unmap the shards below row `start`: no snapshot reaches them any more."""
+        if self._lock.acquire(blocking=False):  # see MappedColumn
+            try:
+                for old in [s for s in self._shards if s < start // self.layout.chunk_rows]:
+                    del self._shards[old]
+            finally:
+                self._lock.release()
 
     def _pieces(self, rows: NDArray[np.int64], repeated: NDArray[np.intp]) -> list[Piece]:
         """Which rows of which chunks go where; repeated rows are left out."""
@@ -310,6 +326,8 @@ class CodedColumn:
             shard = self._shards.get(number)
             if shard is None or shard.valid_rows < needed:
                 path = self.root / self.layout.chunk_path(number)
+                if files.size(path) is None:
+                    raise missing_file(path, self.layout, number, self._live_start())
                 shard = self._shards[number] = Shard.map(path, self.layout, needed)
                 if len(self._shards) > SHARDS_KEPT:
                     self._shards.popitem(last=False)

@@ -232,6 +232,12 @@ class Mapping:
         with explained("map", path), opened(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as source:
             _mmap(self.address + offset, num_bytes, mmap.PROT_READ, flags, source)
 
+    def clear(self, offset: int, num_bytes: int) -> None:
+        """Let go of the files in a part of the range, whose space on disk so becomes free."""
+        flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
+        with explained("unmap at", str(offset)):
+            _mmap(self.address + offset, num_bytes, 0, flags, -1)
+
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], skipped: int) -> NDArray[Any]:
         """The range as one array; only what was placed may be read.
 

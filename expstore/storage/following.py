@@ -126,6 +126,10 @@ class NextReader:
             self.value.slice(low, high, *live),
         )
 
+    def first_at(self, step: int) -> int:
+        """The row of the first exception at `step` or later."""
+        return int(np.searchsorted(self._steps(), step)) + self.start
+
     def find(self, steps: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Which of the given steps (n,) are exceptions, and the rows these stand in."""
         known = self._steps()

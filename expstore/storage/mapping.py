@@ -6,11 +6,12 @@ in the process) the same class reads file by file.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from expstore.errors import DamagedError, StorageError
+from expstore.errors import DamagedError, EvictedError, StorageError
 from expstore.storage import files
 from expstore.storage.layout import ArrayLayout, fits_pages
 from expstore.storage.parallel import ONE, Threads, parts_of
@@ -30,11 +31,18 @@ RESERVED_BYTES = 64 << 30  # least address space of a column, so that it can gro
 
 
 class MappedColumn:
-    """The chunk files of one array, shared by all snapshots of a store in this process."""
+    """The chunk files of one array, shared by all snapshots of a store in this process.
 
-    def __init__(self, root: Path, layout: ArrayLayout) -> None:
+    Args:
+        live_start: asks for the first live row as of the newest commit, when a file is missing.
+    """
+
+    def __init__(
+        self, root: Path, layout: ArrayLayout, live_start: Callable[[], int] = lambda: 0
+    ) -> None:
         self.root = root
         self.layout = layout
+        self._live_start = live_start
         self._lock = threading.Lock()
         self._in_place = files.can_map_in_place() and fits_pages(layout, mmap.PAGESIZE)
         self._range: _Range | None = None
@@ -101,13 +109,34 @@ class MappedColumn:
             except DamagedError as error:
                 yield error
 
+    def let_go(self, start: int) -> None:
+        """Unmap the files below row `start`: no snapshot reaches them any more."""
+        chunk = start // self.layout.chunk_rows
+        # Never waits: it is called when a snapshot is garbage, at any moment of any thread.
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._range is not None:
+                    self._range.drop(chunk)
+                for old in [c for c in self._chunks if c < chunk]:
+                    del self._chunks[old]
+            finally:
+                self._lock.release()
+
     def _extended(self, start: int, stop: int) -> NDArray[Any] | None:
         rows = self.layout.chunk_rows
         first, last = start // rows, -(-stop // rows)
+        if files.size(self.root / self.layout.chunk_path(first)) is None:
+            return None  # evicted, or damage: reading file by file finds out what is left
         current = self._range
         if current is None or not current.has_room(first, last):
             current = _Range.reserve(self.layout, first, last)
-        if current is None or not current.place(self.root, first, last):
+        try:
+            is_placed = current is not None and current.place(
+                self.root, first, last, self._live_start
+            )
+        except EvictedError:
+            return None
+        if current is None or not is_placed:
             self._in_place = False  # no address space or too many maps: from now on by file
             return None
         self._range = current
@@ -118,7 +147,7 @@ class MappedColumn:
             if chunk in self._chunks:
                 self._chunks.move_to_end(chunk)
                 return self._chunks[chunk]
-            path = checked_file(self.root, self.layout, chunk)
+            path = checked_file(self.root, self.layout, chunk, self._live_start)
             array = files.map_file(path).view(self.layout.dtype)
             array = array.reshape(-1, *self.layout.row_shape)
             self._chunks[chunk] = array
@@ -159,22 +188,35 @@ class _Range:
     def stop(self) -> int:
         return self.last * self.layout.chunk_rows
 
+    def drop(self, chunk: int) -> None:
+        """Unmap the chunks before this one."""
+        chunk = min(chunk, self.last)
+        if chunk > self.first:
+            offset = (self.first - self.room.start) * self.layout.chunk_bytes
+            self.mapping.clear(offset, (chunk - self.first) * self.layout.chunk_bytes)
+            _Range.num_maps -= chunk - self.first
+            self._count[0] -= chunk - self.first
+            self.first = chunk
+
     def has_room(self, first: int, last: int) -> bool:
         return self.room.start <= first and last <= self.room.stop
 
-    def place(self, root: Path, first: int, last: int) -> bool:
+    def place(self, root: Path, first: int, last: int, live_start: Callable[[], int]) -> bool:
         """Map the chunks that are not mapped yet; False when the process has too many maps."""
         missing = [*range(first, min(self.first, last)), *range(max(self.last, first), last)]
         if _Range.num_maps + len(missing) > MAX_MAPS:
             return False
         # All are checked first: an error in between would leave maps that nobody counts.
-        for chunk, path in [(chunk, checked_file(root, self.layout, chunk)) for chunk in missing]:
+        paths = [checked_file(root, self.layout, chunk, live_start) for chunk in missing]
+        for chunk, path in zip(missing, paths, strict=True):
             offset = (chunk - self.room.start) * self.layout.chunk_bytes
             try:
                 self.mapping.place(path, offset, self.layout.chunk_bytes)
             except StorageError as error:
-                if error.errno == 12:  # ENOMEM: others in this process took the maps
+                if error.errno == errno.ENOMEM:  # others in this process took the maps
                     return False
+                if error.errno == errno.ENOENT:  # since it was checked
+                    raise missing_file(path, self.layout, chunk, live_start()) from error
                 raise
             self._count[0] += 1
             _Range.num_maps += 1
@@ -188,7 +230,9 @@ def _uncount(count: list[int]) -> None:
     _Range.num_maps -= count[0]
 
 
-def checked_file(root: Path, layout: ArrayLayout, chunk: int) -> Path:
+def checked_file(
+    root: Path, layout: ArrayLayout, chunk: int, live_start: Callable[[], int] = lambda: 0
+) -> Path:
     """The file of a chunk, which must be there and have exactly the chunk's size.
 
     A shorter file would kill the process with SIGBUS once it is read through a map.
@@ -196,11 +240,21 @@ def checked_file(root: Path, layout: ArrayLayout, chunk: int) -> Path:
     path = root / layout.chunk_path(chunk)
     size = files.size(path)
     if size is None:
-        raise DamagedError(
-            f"{path} is missing, but the commit counts rows in it; run expstore verify"
-        )
+        raise missing_file(path, layout, chunk, live_start())
     if size != layout.chunk_bytes:
         raise DamagedError(
             f"{path} must have {layout.chunk_bytes} bytes, got {size}; run expstore verify"
         )
     return path
+
+
+def missing_file(
+    path: Path, layout: ArrayLayout, chunk: int, live_start: int
+) -> DamagedError | EvictedError:
+    """Why a file is not there: `live_start` is the first live row as of the newest commit."""
+    if (chunk + 1) * layout.chunk_rows <= live_start:
+        return EvictedError(
+            f"{path} was evicted: its rows were among the oldest of a store with a capacity; "
+            "call latest()"
+        )
+    return DamagedError(f"{path} is missing, but the commit counts rows in it; run expstore verify")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,16 @@ class OpenEpisode:
     """Appends the rows of one episode; it counts only once the index has its row."""
 
     def __init__(
-        self, schema: Schema, appenders: Mapping[str, Appender], start: int, number: int
+        self,
+        schema: Schema,
+        appenders: Mapping[str, Appender],
+        start: int,
+        number: int,
+        check_size: Callable[[int, int], None],
     ) -> None:
         self.schema = schema
+        self._check_size = check_size  # given steps and bytes so far
+        self._num_bytes = 0
         self.start = start
         self.length = 0
         self._number = number
@@ -51,13 +58,15 @@ class OpenEpisode:
     def extend(self, columns: Mapping[str, Rows], following: Mapping[str, Rows]) -> None:
         """Append a block of rows (n, *shape) of every field, checked before."""
         first = self.start + self.length
+        num_rows = len(next(iter(columns.values())))
+        self._num_bytes += sum(rows.nbytes for rows in columns.values())
+        self._check_size(self.length + num_rows, self._num_bytes)
         for name, rows in columns.items():
             self._steps[name].append(rows)
             self._checksums[name] = rows_checksum(rows, self._checksums[name])
             if name in self._next:
                 self._next[name].extend(self.start, first, rows, following.get(name))
                 self._newest[name] = rows[-1:] if isinstance(rows, Ragged) else rows[-1:].copy()
-        num_rows = len(next(iter(columns.values())))
         if self._returned is not None:
             rewards = columns["reward"]
             assert not isinstance(rewards, Ragged)

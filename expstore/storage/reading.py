@@ -61,6 +61,8 @@ class Snapshot:
         self.first_step, self.stop_step = dims[STEP]
         self.first_episode, self.stop_episode = dims[EPISODE]
         self.index = EpisodeIndex(self.columns, dims, list(root.schema.fields))
+        starts = {name: dims[layout.dimension][0] for name, layout in root.arrays.items()}
+        _hold(self, self.columns, starts)
 
     @staticmethod
     def of(path: Path, *, fresh: bool = False) -> Snapshot:
@@ -103,7 +105,8 @@ class Snapshot:
             at = episodes - self.first_episode
             return Spans.laid_out(start[at], length[at])
         first = start if not self.first_step else start - self.first_step
-        return Spans(start, first, length, np.array([0, self.stop_step - self.first_step]))
+        streams = np.array([0, self.stop_step - self.first_step])
+        return Spans(start, first, length, streams, owner=self)
 
     def take(
         self, name: str, steps: NDArray[np.int64], out: NDArray[Any], threads: Threads = ONE
@@ -189,7 +192,33 @@ def shared_column(root: Path, store_id: str, layout: ArrayLayout) -> Column:
 
 def column_of(root: Path, layout: ArrayLayout) -> Column:
     """A column that shares nothing."""
-    return CodedColumn(root, layout) if layout.is_coded else MappedColumn(root, layout)
+
+    def live_start() -> int:
+        return read_root(root).commit.dims.get(layout.dimension, (0, 0))[0]
+
+    kind = CodedColumn if layout.is_coded else MappedColumn
+    return kind(root, layout, live_start)
+
+
+# Which snapshots reach which rows of a column: token of a snapshot -> its first live row.
+_holders: weakref.WeakKeyDictionary[Column, dict[object, int]] = weakref.WeakKeyDictionary()
+
+
+def _hold(snapshot: Snapshot, columns: dict[str, Column], starts: dict[str, int]) -> None:
+    """Keep the files that a snapshot reaches mapped for as long as it lives."""
+    token = object()
+    for name, column in columns.items():
+        _holders.setdefault(column, {})[token] = starts[name]
+    weakref.finalize(snapshot, _let_go, token, tuple(columns.values())).atexit = False
+
+
+def _let_go(token: object, columns: tuple[Column, ...]) -> None:
+    for column in columns:
+        held = _holders.get(column, {})
+        mine = held.pop(token, 0)
+        lowest = min(list(held.values()), default=mine)
+        if lowest > mine:
+            column.let_go(lowest)
 
 
 def resolve(schema: Schema, names: Iterable[str] | None) -> dict[str, Field]:

@@ -18,6 +18,7 @@ from expstore.errors import SchemaError, WriterStateError
 from expstore.schema import LAYOUTS, Schema
 from expstore.storage import files
 from expstore.storage.appenders import Appenders
+from expstore.storage.capacity import Capacity, remove_evicted, starts_of
 from expstore.storage.commits import (
     Commit,
     Recovery,
@@ -45,6 +46,7 @@ from expstore.storage.layout import (
     parents,
 )
 from expstore.storage.open_episode import OpenEpisode
+from expstore.storage.reading import Snapshot
 from expstore.storage.store import absolute
 from expstore.storage.streaming import EpisodeStream, StreamCalls
 from expstore.storage.undecided import is_undecided
@@ -66,6 +68,9 @@ class Writer:
         chunk_steps: steps per file, a power of two; by default by the size of a step. Small
             steps get more, so that a file fills whole pages.
         expected_steps: a size hint: with 10**8 steps or more to come, files are made larger.
+        capacity_steps: how many steps the store may hold; the oldest episodes leave, whole.
+        capacity_bytes: how many bytes its files may take on disk, likewise. Space comes back
+            file by file, so up to a tenth more is taken.
         commit_interval_s: seconds between commits made by `append`.
         durable: sync before publishing, so that a commit survives a power cut. Without, it
             survives a kill of the process only.
@@ -97,6 +102,8 @@ class Writer:
         cast: bool = False,
         chunk_steps: int | None = None,
         expected_steps: int | None = None,
+        capacity_steps: int | None = None,
+        capacity_bytes: int | None = None,
         commit_interval_s: float = 5.0,
         durable: bool = True,
         lock: bool = True,
@@ -107,6 +114,7 @@ class Writer:
         self._cast = cast
         self._layout = layout
         self._most_rows = most_rows(chunk_steps, expected_steps)
+        self._capacity = Capacity(capacity_steps, capacity_bytes)
         self._commit_interval_s = commit_interval_s
         self._durable = durable
         self._process = os.getpid()
@@ -237,6 +245,7 @@ class Writer:
 
         Raises:
             SchemaError: the episode does not fit; nothing was written.
+            CapacityError: it alone is more than the store may hold; nothing was written.
             StorageError: the system refused. If rows could not be written, the episode is not
                 in the store; if it was the commit that was due, the episode counts (see
                 `num_episodes`) and comes with the next commit.
@@ -247,6 +256,9 @@ class Writer:
         schema = self.schema if self.schema.fields else self._with_layout(columns.schema(where))
         casts: dict[str, int] | None = {} if self._cast else None
         episode = Episode.fit(columns, schema, where, end_reason, casts)
+        self._capacity.check(
+            episode.num_steps, sum(c.nbytes for c in episode.columns.values()), where
+        )
         seed, text = _split_seed(metadata, where)
         if not self.schema.fields:
             self._define(schema)
@@ -312,7 +324,9 @@ class Writer:
         self._appenders.place(durable=self._durable)
         commit = Commit(self._root.commit.number + 1, time.time(), dims)
         root = Root(self._root.store_id, self.schema, commit, dict(self._appenders.arrays))
+        root = self._within_capacity(root)
         publish(self.path, root, durable=self._durable)
+        remove_evicted(self.path, self._root, root)
         self._root, self._broken, self._new_groups = root, None, []
         self._last_commit = time.monotonic()
         return commit.number
@@ -324,9 +338,19 @@ class Writer:
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _within_capacity(self, root: Root) -> Root:
+        """The root with the live ranges that leave no more than the store may hold."""
+        if not self._capacity.is_limited or not root.arrays:
+            return root
+        snapshot = Snapshot(self.path, root, fresh=True)  # the rows are in their places by now
+        starts = starts_of(snapshot, self._capacity.first_to_keep(snapshot))
+        dims = {name: (starts[name], stop) for name, (_, stop) in root.commit.dims.items()}
+        return replace(root, commit=replace(root.commit, dims=dims))
+
     def _define(self, schema: Schema) -> None:
         """Create the arrays; they are published with the next commit."""
         schema = self._with_layout(schema)
+        self._most_rows = self._capacity.most_rows(schema, self._most_rows)
         arrays = arrays_of(schema, self._most_rows)
         # Chunks of another schema, whose first episode was dropped, may be of another size.
         remove_strays(self.path, self._root)
@@ -362,7 +386,11 @@ class Writer:
     def _begin(self, schema: Schema | None) -> OpenEpisode:
         if schema is not None and not self.schema.fields:
             self._define(schema)
-        return OpenEpisode(self.schema, self._appenders, self.num_steps, self.num_episodes)
+        where = f"in episode {self.num_episodes}"
+        return OpenEpisode(
+            self.schema, self._appenders, self.num_steps, self.num_episodes,
+            partial(self._capacity.check, where=where),
+        )  # fmt: skip
 
     def _write(self, episode: Episode, seed: int, metadata: bytes) -> None:
         writing = self._begin(None)

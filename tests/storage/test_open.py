@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import shutil
@@ -318,6 +319,20 @@ def test_a_forked_child_cannot_write_and_does_not_disturb_its_parent(tmp_path):
         out.append(episode(4))
     assert_same(expstore.open(tmp_path / "a.exp").episode(1), episode(4))
     assert expstore.verify(tmp_path / "a.exp").is_sound
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_that_forgets_the_writer_does_not_release_the_lock(tmp_path):
+    held = [writer(tmp_path / "a.exp")]
+
+    def child() -> None:
+        held.clear()
+        gc.collect()
+
+    assert in_child(child) == 0
+    with pytest.raises(StoreLockedError, match="is being written by process"):
+        writer(tmp_path / "a.exp")
+    held[0].close()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -147,17 +147,18 @@ def frozen(look: Callable[[Operation], None]) -> Action:
         look(operation)
         if operation.call not in WRITES:
             return perform()
-        written = _write_half(operation, arguments)
+        half = _write_half(operation, arguments)
         look(operation)
-        return written
+        descriptor, data, *offset = arguments
+        rest = (memoryview(data)[half:], *(at + half for at in offset))
+        return half + getattr(os, operation.call)(descriptor, *rest)
 
     return action
 
 
 def _write_half(operation: Operation, arguments: tuple[Any, ...]) -> int:
-    """As the system may, too: whoever writes has to go on with the rest."""
     descriptor, data, *offset = arguments
-    half = memoryview(data)[: max(1, len(data) // 2)]
+    half = memoryview(data)[: len(data) // 2]
     return int(getattr(os, operation.call)(descriptor, half, *offset))
 
 

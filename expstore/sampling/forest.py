@@ -1,0 +1,279 @@
+"""Forest: the priorities of a selection of steps, one tree per stream, kept while it changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expstore.errors import SchemaError, StateError, StepRangeError
+from expstore.sampling import runs
+from expstore.sampling.runs import Runs
+from expstore.sampling.sumtree import SumTree, check_power
+from expstore.spans import Spans
+
+_NONE = np.empty((0, 2), np.int64)
+_LAST = np.iinfo(np.int64).max
+
+
+class Forest:
+    """Raw priorities of steps, and the trees to draw from them.
+
+    A step enters at the largest priority that any step was ever given, 1 before that.
+
+    Args:
+        alpha: See ``SumTree``, as is ``eps``.
+        eps: Added to every priority.
+    """
+
+    def __init__(self, alpha: float, eps: float) -> None:
+        check_power(alpha, eps)
+        self.alpha, self.eps = alpha, eps
+        self.largest: float | None = None  # of all priorities given so far
+        self.num_ignored = 0  # priorities given to steps that had left
+        self.trees: list[SumTree] = []
+        self.streams = np.zeros(1, np.int64)  # (S + 1,) see Spans
+        self._runs: list[Runs] = []  # the steps of each tree's slots
+        self._seen = _NONE  # all steps that were ever held, except below a stream's first one
+        self._spans: Spans | None = None  # as of which all this is
+        self._held = Spans.laid_out(np.empty(0, np.int64), np.empty(0, np.int64))
+        self._is_loaded = False  # and so must fit the next spans
+
+    # -- following the steps ---------------------------------------------------------------------
+
+    def follow(self, spans: Spans) -> None:
+        """Take up new steps and drop those that have left; every other keeps its priority.
+
+        Growth at the end of a stream and eviction at its start cost what is new or gone (and
+        one look at the episodes); any other change rebuilds the tree of its stream.
+
+        Raises:
+            StateError: A loaded state lacks steps older than the newest it knows.
+        """
+        if spans is self._spans:
+            return
+        held = runs.merged(spans)
+        now = runs.runs_of_streams(held)
+        if self._is_loaded:
+            self._check_fit(now)
+        were = self._runs + [_NONE] * (len(now) - len(self._runs))
+        trees = self.trees + [SumTree(self.alpha, self.eps) for _ in now[len(self.trees) :]]
+        self.trees = [
+            self._moved(*moved) for moved in zip(trees, were, now, strict=False)
+        ]  # fewer streams than before: those at the end are gone
+        self._seen = self._without_evicted(runs.union(self._seen, np.concatenate(now)), now)
+        self._spans, self._held, self._runs = spans, held, now
+        self.streams, self._is_loaded = spans.streams, False
+
+    def _moved(self, tree: SumTree, was: Runs, now: Runs) -> SumTree:
+        if np.array_equal(was, now):
+            return tree
+        if not len(was) or not len(now):
+            tree = SumTree(self.alpha, self.eps, first=int(now[0, 0]) if len(now) else 0)
+            tree.extend(self._entering(runs.num_steps(now)))
+            return tree
+        kept = runs.clipped(was, int(now[0, 0]), _LAST)
+        if np.array_equal(kept, runs.clipped(now, 0, int(was[-1, 1]))):
+            stay = runs.num_steps(kept)
+            tree.evict(tree.num_slots - stay)
+            tree.extend(self._entering(runs.num_steps(now) - stay))
+            return tree
+        return self._carried(tree, was, now)
+
+    def _carried(self, tree: SumTree, was: Runs, now: Runs) -> SumTree:
+        from expstore.sampling import kernels
+
+        raw = self._entering(runs.num_steps(now))
+        kernels.carry(was, tree.raw, now, raw)
+        carried = SumTree(self.alpha, self.eps, first=int(now[0, 0]))
+        carried.extend(raw)
+        return carried
+
+    def _entering(self, count: int) -> NDArray[np.float32]:
+        return np.full(count, 1.0 if self.largest is None else self.largest, np.float32)
+
+    def _without_evicted(self, seen: Runs, now: list[Runs]) -> Runs:
+        """Without the runs that ``kernels.locate`` knows have left, lest they add up."""
+        for held in now:
+            if len(held):
+                first = held[0, 0]
+                stream = seen[:, 0] >> 40 == first >> 40
+                seen = seen[~(stream & (seen[:, 1] <= first))]
+        return seen
+
+    # -- priorities ------------------------------------------------------------------------------
+
+    def update(self, steps: NDArray[Any], priority: NDArray[Any]) -> None:
+        """See ``Prioritized.update``, of which this is all but following the spans."""
+        steps, raw = _checked(steps, priority)
+        positions, num_missing = self._located(steps)
+        if num_missing:
+            self._check_left(steps, positions)
+            stay = positions >= 0
+            positions, raw = positions[stay], raw[stay]
+        self.num_ignored += num_missing
+        if not len(raw):
+            return
+        self.largest = max(float(raw.max()), self.largest or 0.0)
+        for stream, here in self._by_stream(positions):
+            tree = self.trees[stream]
+            slots = positions[here] + (tree.first - int(self.streams[stream]))
+            tree.update(slots, raw[here])
+
+    def priorities(self, steps: NDArray[Any]) -> NDArray[np.float32]:
+        """See ``Prioritized.priorities``."""
+        flat = _integers(steps).reshape(-1)
+        positions = self._held.positions_of(flat)
+        out = np.empty(len(flat), np.float32)
+        for stream, here in self._by_stream(positions):
+            out[here] = self.trees[stream].raw[positions[here] - int(self.streams[stream])]
+        return out.reshape(np.shape(steps))
+
+    def _located(self, steps: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+        from expstore.sampling import kernels
+
+        positions = np.empty(len(steps), np.int64)
+        held = self._held
+        return positions, kernels.locate(steps, held.start, held.first, held.length, positions)
+
+    def _check_left(self, steps: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
+        unknown = (positions == -2) & ~runs.holds(self._seen, steps)
+        if unknown.any():
+            at = int(np.flatnonzero(unknown)[0])
+            raise StepRangeError(
+                f"steps[{at}] is {int(steps[at])}, which is not and never was among the "
+                f"{self._held.num_steps} steps drawn from; give step numbers as in a batch's "
+                "anchor_index"
+            )
+
+    def _by_stream(self, positions: NDArray[np.int64]) -> list[tuple[int, Any]]:
+        """The streams that positions (n,) are in, each with where in the n."""
+        if len(self.trees) == 1:
+            return [(0, slice(None))]
+        stream = np.searchsorted(self.streams, positions, side="right") - 1
+        return [(k, np.flatnonzero(stream == k)) for k in np.unique(stream).tolist()]
+
+    # -- drawing ---------------------------------------------------------------------------------
+
+    def totals(self) -> NDArray[np.float64]:
+        """(S,) running sum of the trees' totals."""
+        return np.cumsum([tree.total for tree in self.trees])
+
+    def least(self) -> float:
+        """The smallest leaf above 0, infinite where there is none."""
+        return min(tree.least for tree in self.trees)
+
+    def draw(
+        self, masses: NDArray[np.float64], totals: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Positions (B,) and leaves (B,) at masses (B,) from 0 to ``totals()[-1]``, above 0."""
+        if len(self.trees) == 1:
+            slots, leaves = self.trees[0].draw(masses)
+            return slots - self.trees[0].first, leaves
+        last = int(np.searchsorted(totals, totals[-1]))  # of the streams that hold anything
+        stream = np.minimum(np.searchsorted(totals, masses, side="right"), last)
+        positions, leaves = np.empty(len(masses), np.int64), np.empty(len(masses))
+        for k in np.unique(stream).tolist():
+            here, tree = np.flatnonzero(stream == k), self.trees[k]
+            slots, leaves[here] = tree.draw(masses[here] - (totals[k - 1] if k else 0.0))
+            positions[here] = slots + (int(self.streams[k]) - tree.first)
+        return positions, leaves
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def to_state(self) -> dict[str, Any]:
+        """New arrays of everything that was learned of the steps."""
+        state: dict[str, Any] = {
+            "num_ignored": self.num_ignored,
+            "seen": self._seen.copy(),
+            "streams": [
+                {"first_slot": tree.first, "runs": held.copy(), "raw": tree.raw.copy()}
+                for tree, held in zip(self.trees, self._runs, strict=True)
+            ],
+        }
+        return state if self.largest is None else {**state, "largest": self.largest}
+
+    @staticmethod
+    def from_state(alpha: float, eps: float, state: dict[str, Any]) -> Forest:
+        """The forest as it was saved; it shares no memory with ``state``.
+
+        Raises:
+            StateError: An entry is missing, or cannot be what ``to_state`` gave.
+        """
+        forest = Forest(alpha, eps)
+        try:
+            forest.num_ignored = int(state["num_ignored"])
+            forest.largest = float(state["largest"]) if "largest" in state else None
+            forest._seen = _as_runs(state["seen"])
+            for stream in state["streams"]:
+                raw, held = np.asarray(stream["raw"]), _as_runs(stream["runs"])
+                if raw.dtype != np.float32 or raw.shape != (runs.num_steps(held),):
+                    raise ValueError(f"{raw.dtype} priorities {raw.shape} for these runs of steps")
+                if not (np.isfinite(raw) & (raw >= 0)).all():
+                    raise ValueError("a priority that is not a number of at least 0")
+                first = int(stream["first_slot"])
+                if not 0 <= first < 2**61:
+                    raise ValueError(f"first_slot {first}")
+                tree = SumTree(alpha, eps, first)
+                tree.extend(raw)
+                forest.trees.append(tree)
+                forest._runs.append(held)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(
+                f"the state's priorities cannot be used: {error!r}; give what state_dict() returned"
+            ) from error
+        forest._is_loaded = True
+        return forest
+
+    def _check_fit(self, now: list[Runs]) -> None:
+        for k, was in enumerate(self._runs):
+            if not len(was):
+                continue
+            older = runs.clipped(now[k], 0, int(was[-1, 1])) if k < len(now) else None
+            if older is None or not np.array_equal(runs.union(was, older), was):
+                raise StateError(
+                    f"the state holds priorities of {runs.num_steps(was)} steps, "
+                    f"{int(was[0, 0])} to {int(was[-1, 1]) - 1}, which are others than those of "
+                    "this selection; load it on the store and view it was saved with"
+                )
+
+
+def _checked(
+    steps: NDArray[Any], priority: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    from expstore.sampling import kernels
+
+    steps, priority = _integers(steps), np.asarray(priority)
+    if steps.ndim != 1 or priority.shape != steps.shape:
+        raise SchemaError(
+            "steps and priority must have the same shape (n,), got "
+            f"{steps.shape} and {priority.shape}; give one priority per step"
+        )
+    if priority.dtype.kind not in "fiu" and len(priority):
+        raise SchemaError(f"priority must be numbers, got {priority.dtype}")
+    raw = np.empty(len(steps), np.float32)
+    bad = kernels.check_priorities(priority.astype(np.float64), raw)
+    if bad >= 0:
+        raise SchemaError(
+            f"priority[{bad}] must be from 0 to 3.4e38, got {priority[bad]} for step "
+            f"{int(steps[bad])}; take the absolute value of an error, and look for NaN in it"
+        )
+    return steps, raw
+
+
+def _integers(steps: Any) -> NDArray[np.int64]:
+    steps = np.asarray(steps)
+    if steps.dtype.kind not in "iu" and steps.size:
+        raise SchemaError(f"steps must be integers, got {steps.dtype}")
+    return np.ascontiguousarray(steps, np.int64)
+
+
+def _as_runs(saved: Any) -> Runs:
+    runs_ = np.array(saved)
+    if not runs_.size:
+        return _NONE
+    flat = runs_.reshape(-1)
+    if runs_.dtype != np.int64 or runs_.shape[1:] != (2,) or not (np.diff(flat) > 0).all():
+        raise ValueError("runs of steps that do not ascend")
+    return runs_

@@ -1,0 +1,167 @@
+"""Mixture: batches whose anchors come from several stores in fixed shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expstore.errors import SchemaError, StateError, StepRangeError
+from expstore.sampling.draw import Draw, Sampler, check_batch, check_state, fold
+from expstore.sampling.uniform import Uniform
+from expstore.spans import Spans
+
+_FINEST = 10**9  # shares are understood as fractions with denominators up to this
+
+
+class Shares:
+    """How many anchors of each batch come from each part.
+
+    The shares are exact over time: the counts depend on how many anchors were drawn before,
+    so that after any number of batches each part has had its share of all of them, rounded.
+    (The first part is rounded, the second gets its share of what is left, and so on; since
+    every running count only grows, no count is negative, and nothing must be remembered.)
+
+    Args:
+        shares: The share of each part, positive, 1 in all.
+
+    Raises:
+        SchemaError: No parts, or shares that are not so.
+
+    >>> shares = Shares([0.5, 0.25, 0.25])
+    >>> [shares.counts(num_drawn, 3) for num_drawn in (0, 3, 6, 9)]
+    [[2, 1, 0], [1, 0, 2], [2, 1, 0], [1, 1, 1]]
+    """
+
+    def __init__(self, shares: list[float]) -> None:
+        for share in shares:
+            if not 0 < share <= 1:
+                raise SchemaError(f"a share must be above 0 and at most 1, got {share}")
+        if not math.isclose(math.fsum(shares), 1, abs_tol=1e-6):
+            raise SchemaError(f"the shares must sum to 1, got {math.fsum(shares):g} from {shares}")
+        exact = [Fraction(share).limit_denominator(_FINEST) for share in shares]
+        rest = [sum(exact[k:], Fraction(0)) for k in range(len(exact))]
+        # of what the parts before have left
+        self._parts = [share / left for share, left in zip(exact, rest, strict=True)]
+        self.names = [str(share / rest[0]) for share in exact]
+
+    def counts(self, num_drawn: int, batch_size: int) -> list[int]:
+        """One count per part, ``batch_size`` in all, after ``num_drawn`` anchors."""
+        before, after = self._running(num_drawn), self._running(num_drawn + batch_size)
+        return [b - a for a, b in zip(before, after, strict=True)]
+
+    def _running(self, num_drawn: int) -> list[int]:
+        counts, left = [], num_drawn
+        for part in self._parts:
+            counts.append(math.floor(left * part + Fraction(1, 2)))
+            left -= counts[-1]
+        return counts
+
+
+class Mixture:
+    """Draws from several parts of a union in fixed shares, each part by a sampler of its own.
+
+    A part is one store of the union, or several in a row. The anchors of a batch come part by
+    part, in the order of ``shares``.
+
+    Args:
+        shares: The share of each part in the anchors, by its name; 1 in all.
+        samplers: By the same names; ``Uniform()`` where there is none. Each serves this only.
+        num_streams: How many stores of the union each part has, by the same names; 1 where
+            there is none.
+
+    Raises:
+        SchemaError: Shares that do not sum to 1, or a name that is not among them.
+
+    >>> parts = [Spans.laid_out(np.array([start]), np.array([9])) for start in (0, 2**40)]
+    >>> mixture = Mixture({"offline": 0.25, "online": 0.75})
+    >>> draw = mixture.draw(Spans.concatenate(parts), batch_size=4, seed=0)
+    >>> (draw.anchors < 9).tolist()
+    [True, False, False, False]
+    """
+
+    def __init__(
+        self,
+        shares: Mapping[Any, float],
+        samplers: Mapping[Any, Sampler] | None = None,
+        num_streams: Mapping[Any, int] | None = None,
+    ) -> None:
+        samplers, num_streams = samplers or {}, num_streams or {}
+        _check_names(shares, samplers, num_streams)
+        self.shares = dict(shares)
+        self.samplers: dict[Any, Sampler] = {
+            name: samplers[name] if name in samplers else Uniform() for name in shares
+        }
+        self.num_drawn = 0
+        self._counts = Shares(list(self.shares.values()))
+        self._streams = np.cumsum([0] + [num_streams.get(name, 1) for name in shares])
+        self._spans: Spans | None = None  # of which _parts are the parts
+        self._parts: list[Spans] = []
+
+    def draw(self, spans: Spans, batch_size: int, seed: int) -> Draw:
+        """See ``Sampler.draw``; a part that has its epoch end goes on with its next one.
+
+        Raises:
+            StepRangeError: A part that is to be drawn from holds no step.
+            SchemaError: ``spans`` is a union of another number of stores.
+        """
+        check_batch(spans, batch_size)
+        parts = self._parts_of(spans)
+        counts = self._counts.counts(self.num_drawn, batch_size)
+        for name, part, count in zip(self.shares, parts, counts, strict=True):
+            if count and not part.num_steps:
+                raise StepRangeError(
+                    f"part {name} of the mixture holds no step to draw from; append an episode to "
+                    "it, or draw from the other parts alone until then"
+                )
+        draws = []
+        for k, (name, count) in enumerate(zip(self.shares, counts, strict=True)):
+            first = int(spans.streams[self._streams[k]])
+            share = self.shares[name]
+            while count:
+                draw = self.samplers[name].draw(parts[k], count, fold(seed, k))
+                draws.append(Draw(draw.anchors + first, draw.probability * share, draw.weight))
+                count -= len(draw.anchors)
+        self.num_drawn += batch_size
+        return Draw(
+            np.concatenate([draw.anchors for draw in draws]),
+            np.concatenate([draw.probability for draw in draws]),
+            np.concatenate([draw.weight for draw in draws]),
+        )
+
+    def update(self, spans: Spans, steps: NDArray[np.int64], priority: NDArray[Any]) -> None:
+        """Give steps new priorities; those of parts without priorities are left out.
+
+        See ``Prioritized.update``; a part's priorities change all or not at all.
+        """
+        steps, priority = np.asarray(steps), np.asarray(priority)
+        owner = self._parts_owning(spans, steps)
+        for k, sampler in enumerate(self.samplers.values()):
+            update = getattr(sampler, "update", None)
+            if update is not None and (here := owner == k).any():
+                update(self._parts_of(spans)[k], steps[here], priority[here])
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many anchors were drawn, and the state of each part's sampler."""
+        return {
+            "kind": "mixture",
+            "num_drawn": self.num_drawn,
+            "shares": " ".join(self._counts.names),
+            "parts": [sampler.state_dict() for sampler in self.samplers.values()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See ``Sampler.load_state_dict``."""
+        check_state(state, "mixture", ("num_drawn",))
+        parts, shares = state.get("parts"), " ".join(self._counts.names)
+        if state.get("shares") != shares or not isinstance(parts, list):
+            raise StateError(
+                f"the state was saved with shares {state.get('shares')}, this mixture has {shares}"
+            )
+        for sampler, part in zip(self.samplers.values(), parts, strict=True):
+            sampler.load_state_dict(part)
+        self.num_drawn = int(state["num_drawn"])
