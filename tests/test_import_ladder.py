@@ -65,7 +65,7 @@ TORCH_ROOMS = ("loading", "buffer", "interop")
 LAZY = ("h5py", "pyarrow", "gymnasium", "minari", "torchrl", "tensordict", "numba")
 
 # module name -> the lazy packages that it may import at its top
-TOP_LEVEL = {"kernels": ("numba",)}
+TOP_LEVEL = {"kernels": ("numba",), "tree_kernels": ("numba",)}
 
 
 @dataclass(frozen=True)

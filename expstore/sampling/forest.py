@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -98,21 +99,27 @@ class Forest:
         for held in now:
             if len(held):
                 first = held[0, 0]
-                stream = seen[:, 0] >> 40 == first >> 40
+                stream = seen[:, 0] >> runs.STREAM_BITS == first >> runs.STREAM_BITS
                 seen = seen[~(stream & (seen[:, 1] <= first))]
         return seen
 
     # -- priorities ------------------------------------------------------------------------------
 
-    def update(self, steps: NDArray[Any], priority: NDArray[Any]) -> None:
-        """See ``Prioritized.update``, of which this is all but following the spans."""
-        steps, raw = _checked(steps, priority)
+    def prepare(self, steps: NDArray[Any], priority: NDArray[Any]) -> Callable[[], None]:
+        """Check everything about an update; what is returned then makes it, and cannot fail."""
+        steps, raw = check_update(steps, priority)
         positions, num_missing = self._located(steps)
         if num_missing:
             self._check_left(steps, positions)
+        return lambda: self._write(positions, raw, num_missing)
+
+    def _write(
+        self, positions: NDArray[np.int64], raw: NDArray[np.float32], num_missing: int
+    ) -> None:
+        if num_missing:
+            self.num_ignored += num_missing
             stay = positions >= 0
             positions, raw = positions[stay], raw[stay]
-        self.num_ignored += num_missing
         if not len(raw):
             return
         self.largest = max(float(raw.max()), self.largest or 0.0)
@@ -239,9 +246,10 @@ class Forest:
                 )
 
 
-def _checked(
+def check_update(
     steps: NDArray[Any], priority: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Steps (n,) and their priorities (n,) as float32; see ``Prioritized.update``."""
     from expstore.sampling import kernels
 
     steps, priority = _integers(steps), np.asarray(priority)

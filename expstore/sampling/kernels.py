@@ -1,7 +1,7 @@
 """The compiled loops of sampling; numba is imported with this module, so import it late.
 
-All loops live in this one file because numba's disk cache does not notice when a function
-that is called from another file changes.
+Functions that call each other live in one file, because numba's disk cache does not notice when
+a function that is called from another file changes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from expstore.sampling.runs import STREAM_BITS
 
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -25,21 +27,21 @@ SECOND = np.uint64(0x94D049BB133111EB)
 LOW = np.uint64(0xFFFFFFFF)
 S11, S27, S30, S31, S32 = (np.uint64(bits) for bits in (11, 27, 30, 31, 32))
 UNIT = 2.0**-53
-STREAM_BITS = 40  # in a union, the steps of the k-th stream are numbered from k * 2**40 on
 
 
-def _compiled(function: Function) -> Function:
+def compiled(function: Function) -> Function:
+    """Without the interpreter lock, and kept on disk."""
     return cast(Function, numba.njit(nogil=True, cache=True)(function))
 
 
-@_compiled
+@compiled
 def _mixed(word: np.uint64) -> np.uint64:
     word = (word ^ (word >> S30)) * FIRST
     word = (word ^ (word >> S27)) * SECOND
     return word ^ (word >> S31)
 
 
-@_compiled
+@compiled
 def _scaled(word: np.uint64, high: np.uint64) -> np.uint64:
     low = (word & LOW) * (high & LOW)
     middle = (word >> S32) * (high & LOW)
@@ -48,14 +50,14 @@ def _scaled(word: np.uint64, high: np.uint64) -> np.uint64:
     return (word >> S32) * (high >> S32) + (middle >> S32) + (other >> S32) + carry
 
 
-@_compiled
+@compiled
 def fill_bits(key: np.uint64, second_key: np.uint64, out: Words) -> None:
     """Equal to ``draw.random_bits``: out (B,) becomes one random word per lane."""
     for i in range(len(out)):
         out[i] = _mixed(_mixed(key + np.uint64(i) * GOLDEN) ^ second_key)
 
 
-@_compiled
+@compiled
 def fill_integers(key: np.uint64, second_key: np.uint64, high: np.uint64, out: Integers) -> None:
     """Equal to ``draw.integers``: out (B,) becomes uniform integers from 0 to high - 1."""
     for i in range(len(out)):
@@ -63,7 +65,7 @@ def fill_integers(key: np.uint64, second_key: np.uint64, high: np.uint64, out: I
         out[i] = np.int64(_scaled(word, high))
 
 
-@_compiled
+@compiled
 def fill_by_episode(
     key: np.uint64, second_key: np.uint64, first: Integers, length: Integers, out: Integers
 ) -> None:
@@ -83,7 +85,7 @@ def fill_by_episode(
         out[i] = first[episode] + np.int64(_scaled(word, np.uint64(length[episode])))
 
 
-@_compiled
+@compiled
 def fill_masses(
     key: np.uint64, second_key: np.uint64, total: float, stratified: bool, out: Floats
 ) -> None:
@@ -94,7 +96,7 @@ def fill_masses(
         out[i] = (i + part) * (total / len(out)) if stratified else part * total
 
 
-@_compiled
+@compiled
 def _walked(at: np.uint64, rows: np.uint64, columns: np.uint64, keys: Words) -> np.uint64:
     row, column = at % rows, at // rows
     for i in range(0, len(keys), 2):
@@ -107,7 +109,7 @@ def _walked(at: np.uint64, rows: np.uint64, columns: np.uint64, keys: Words) -> 
     return column * rows + row
 
 
-@_compiled
+@compiled
 def fill_permuted(
     positions: Integers,
     num: np.uint64,
@@ -124,7 +126,7 @@ def fill_permuted(
         out[i] = np.int64(at)
 
 
-@_compiled
+@compiled
 def _num_at_most(ascending: Integers, value: int) -> int:
     low, high = 0, len(ascending)
     while low < high:
@@ -136,7 +138,7 @@ def _num_at_most(ascending: Integers, value: int) -> int:
     return low
 
 
-@_compiled
+@compiled
 def _bounds(streams: Integers, edges: Integers, shift: int, at: int) -> tuple[int, int]:
     stream = _num_at_most(streams, at)
     start, stop = streams[stream - 1], streams[stream]
@@ -148,7 +150,7 @@ def _bounds(streams: Integers, edges: Integers, shift: int, at: int) -> tuple[in
     return start, stop
 
 
-@_compiled
+@compiled
 def plan_spans(
     anchors: Integers,
     are_steps: bool,
@@ -216,7 +218,7 @@ def plan_spans(
     return -1
 
 
-@_compiled
+@compiled
 def locate(
     steps: Integers, start: Integers, first: Integers, length: Integers, out: Integers
 ) -> int:
@@ -247,7 +249,7 @@ def locate(
     return num_missing
 
 
-@_compiled
+@compiled
 def carry(was: Integers, raw: Priorities, now: Integers, out: Priorities) -> None:
     """Copy what is known of the steps of ``now`` from those of ``was``, in one pass over both.
 
@@ -273,7 +275,7 @@ def carry(was: Integers, raw: Priorities, now: Integers, out: Priorities) -> Non
         place += stop - start
 
 
-@_compiled
+@compiled
 def check_priorities(priority: Floats, out: Priorities) -> int:
     """Round priorities (n,) to float32; the index of the first that is none, or -1."""
     for i in range(len(priority)):
@@ -281,128 +283,3 @@ def check_priorities(priority: Floats, out: Priorities) -> int:
         if not (priority[i] >= 0.0 and np.isfinite(out[i])):
             return i
     return -1
-
-
-# The nodes of a ``SumTree`` are numbered level by level: node i of level k spans the slots from
-# i * 16**k on. Slot i is leaf[at[0] + i]; node i of level k has its sum in totals[at[k] + i].
-
-
-@_compiled
-def fill_leaves(raw: Priorities, eps: float, alpha: float, out: Floats) -> None:
-    """out (n,) becomes ``(raw + eps) ** alpha``."""
-    last, leaf = np.float32(-1.0), 0.0
-    for i in range(len(raw)):
-        if raw[i] != last:  # new steps all have the same
-            last = raw[i]
-            leaf = (np.float64(last) + eps) ** alpha
-        out[i] = leaf
-
-
-@_compiled
-def _refresh(
-    level: int, node: int, leaf: Floats, totals: Floats, leasts: Floats, at: Integers
-) -> None:
-    total, least = 0.0, np.inf
-    child = at[level - 1] + node * 16
-    if level == 1:
-        for c in range(child, child + 16):
-            total += leaf[c]
-            if 0.0 < leaf[c] < least:
-                least = leaf[c]
-    else:
-        for c in range(child, child + 16):
-            total += totals[c]
-            least = min(least, leasts[c])
-    totals[at[level] + node] = total
-    leasts[at[level] + node] = least
-
-
-@_compiled
-def refresh_range(
-    level: int, low: int, high: int, leaf: Floats, totals: Floats, leasts: Floats, at: Integers
-) -> None:
-    """Recompute the nodes from low to high - 1 of a level, and all above them."""
-    for above in range(level, len(at)):
-        for node in range(low, high):
-            _refresh(above, node, leaf, totals, leasts, at)
-        low, high = low >> 4, ((high - 1) >> 4) + 1
-
-
-@_compiled
-def write_leaves(
-    slots: Integers,
-    values: Priorities,
-    eps: float,
-    alpha: float,
-    raw: Priorities,
-    leaf: Floats,
-    totals: Floats,
-    leasts: Floats,
-    at: Integers,
-) -> None:
-    """Write the priorities of slots (n,) one after the other, then recompute what is above.
-
-    A level with fewer nodes than there are slots is recomputed from end to end.
-    """
-    nodes = slots.copy()
-    for i in range(len(slots)):
-        raw[at[0] + slots[i]] = values[i]
-        leaf[at[0] + slots[i]] = (np.float64(values[i]) + eps) ** alpha
-    for level in range(1, len(at)):
-        low, high = nodes[0] >> 4, nodes[0] >> 4
-        for i in range(len(nodes)):
-            nodes[i] >>= 4
-            low, high = min(low, nodes[i]), max(high, nodes[i])
-        if high - low < len(nodes):
-            refresh_range(level, low, high + 1, leaf, totals, leasts, at)
-            return
-        for i in range(len(nodes)):
-            _refresh(level, nodes[i], leaf, totals, leasts, at)
-
-
-@_compiled
-def descend(
-    masses: Floats, root: int, leaf: Floats, totals: Floats, at: Integers, slots: Integers
-) -> None:
-    """Find the slot at which the leaves' running sum exceeds each mass, never an empty one.
-
-    Args:
-        masses: (B,) numbers of at least 0; used up. One at or above the sum of all leaves,
-            be it by rounding, goes to the last leaf above 0.
-        root: The only node of the last level; its sum is above 0.
-        leaf: See above, as are ``totals`` and ``at``.
-        totals: Sums of the inner nodes.
-        at: Where each level begins.
-        slots: (B,) filled here.
-    """
-    slots[:] = root
-    for level in range(len(at) - 2, -1, -1):
-        values = totals if level > 0 else leaf
-        # All of a batch before the next level, so that their cache misses overlap.
-        for i in range(len(masses)):
-            mass, chosen, is_found = masses[i], -1, False
-            for node in range(slots[i] * 16, slots[i] * 16 + 16):
-                value = values[at[level] + node]
-                if value > 0.0:
-                    chosen = node
-                    if mass < value:
-                        is_found = True
-                        break
-                    mass -= value
-            masses[i] = mass if is_found else np.inf
-            slots[i] = chosen
-
-
-@_compiled
-def weigh(
-    leaves: Floats,
-    total: float,
-    least: float,
-    beta: float,
-    probability: Floats,
-    weight: NDArray[np.float32],
-) -> None:
-    """Fill the probabilities and importance weights (B,) of drawn leaves (B,)."""
-    for i in range(len(leaves)):
-        probability[i] = leaves[i] / total
-        weight[i] = (leaves[i] / least) ** -beta

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 from expstore.errors import SchemaError, StateError, StepRangeError
 from expstore.sampling.draw import Draw, Sampler, check_batch, check_state, fold
+from expstore.sampling.forest import check_update
+from expstore.sampling.prioritized import Prioritized
+from expstore.sampling.runs import STREAM_BITS
 from expstore.sampling.uniform import Uniform
 from expstore.spans import Spans
 
@@ -34,7 +37,7 @@ class Shares:
 
     >>> shares = Shares([0.5, 0.25, 0.25])
     >>> [shares.counts(num_drawn, 3) for num_drawn in (0, 3, 6, 9)]
-    [[2, 1, 0], [1, 0, 2], [2, 1, 0], [1, 1, 1]]
+    [[2, 1, 0], [1, 1, 1], [2, 0, 1], [1, 1, 1]]
     """
 
     def __init__(self, shares: list[float]) -> None:
@@ -134,16 +137,29 @@ class Mixture:
         )
 
     def update(self, spans: Spans, steps: NDArray[np.int64], priority: NDArray[Any]) -> None:
-        """Give steps new priorities; those of parts without priorities are left out.
+        """Give steps new priorities; those of parts that are not `Prioritized` are not needed.
 
-        See ``Prioritized.update``; a part's priorities change all or not at all.
+        Raises:
+            StepRangeError: A step of no part; see `Prioritized.update` for everything else. No
+                priority of any part has changed.
         """
-        steps, priority = np.asarray(steps), np.asarray(priority)
-        owner = self._parts_owning(spans, steps)
-        for k, sampler in enumerate(self.samplers.values()):
-            update = getattr(sampler, "update", None)
-            if update is not None and (here := owner == k).any():
-                update(self._parts_of(spans)[k], steps[here], priority[here])
+        steps, priority = check_update(steps, priority)
+        part = np.searchsorted(self._streams, steps >> STREAM_BITS, side="right") - 1
+        if (wrong := (part < 0) | (part >= len(self.shares))).any():
+            at = int(np.flatnonzero(wrong)[0])
+            raise StepRangeError(
+                f"steps[{at}] is {int(steps[at])}, a step of no part of the mixture; give step "
+                "numbers as in a batch's anchor_index"
+            )
+        writes = []
+        for k, (spans_of_part, sampler) in enumerate(
+            zip(self._parts_of(spans), self.samplers.values(), strict=True)
+        ):
+            here = part == k
+            if here.any() and isinstance(sampler, Prioritized):
+                writes.append(sampler.prepare(spans_of_part, steps[here], priority[here]))
+        for write in writes:
+            write()
 
     def state_dict(self) -> dict[str, Any]:
         """How many anchors were drawn, and the state of each part's sampler."""
@@ -162,6 +178,42 @@ class Mixture:
             raise StateError(
                 f"the state was saved with shares {state.get('shares')}, this mixture has {shares}"
             )
+        if len(parts) != len(self.samplers):
+            raise StateError(f"the state has {len(parts)} parts, not {len(self.samplers)}")
         for sampler, part in zip(self.samplers.values(), parts, strict=True):
             sampler.load_state_dict(part)
         self.num_drawn = int(state["num_drawn"])
+
+    def _parts_of(self, spans: Spans) -> list[Spans]:
+        """The spans of each part, the same objects for as long as ``spans`` is the same."""
+        if spans is not self._spans:
+            if len(spans.streams) - 1 != self._streams[-1]:
+                raise SchemaError(
+                    f"the mixture is of {int(self._streams[-1])} stores, the selection of "
+                    f"{len(spans.streams) - 1}; give num_streams for parts of several stores"
+                )
+            bounds = zip(self._streams[:-1], self._streams[1:], strict=True)
+            self._parts = [_cut(spans, int(low), int(high)) for low, high in bounds]
+            self._spans = spans
+        return self._parts
+
+
+def _cut(spans: Spans, low: int, high: int) -> Spans:
+    """The streams from low to high - 1 as spans of their own."""
+    begin, stop = spans.streams[low], spans.streams[high]
+    episodes = slice(*np.searchsorted(spans.first, [begin, stop]))
+    return Spans(
+        spans.start[episodes],
+        spans.first[episodes] - begin,
+        spans.length[episodes],
+        spans.streams[low : high + 1] - begin,
+    )
+
+
+def _check_names(shares: Mapping[Any, float], *others: Iterable[Any]) -> None:
+    for other in others:
+        for name in other:
+            if name not in shares:
+                raise SchemaError(
+                    f"{name!r} is not among the parts of the mixture: {', '.join(map(str, shares))}"
+                )

@@ -18,7 +18,7 @@ _SCHEDULE = "schedule"
 
 
 class Prioritized:
-    """Draws step i with probability ``leaf_i / sum of leaves``, ``leaf = (priority + eps) ** alpha``.
+    """Draws a step with probability ``leaf / sum of leaves``, ``leaf = (priority + eps) ** alpha``.
 
     The importance weight of a step is ``(leaf / smallest leaf) ** -beta``, the smallest one of
     all steps that can be drawn, so that the largest weight is 1. New steps enter at the largest
@@ -94,7 +94,7 @@ class Prioritized:
                 the schedule of ``beta`` gives no number of at least 0.
             StateError: A loaded state belongs to other steps.
         """
-        from expstore.sampling import kernels
+        from expstore.sampling import kernels, tree_kernels
 
         check_batch(spans, batch_size)
         beta = _checked_beta(self._beta(self.next_draw)) if callable(self._beta) else self._beta
@@ -110,7 +110,7 @@ class Prioritized:
         kernels.fill_masses(*keys_of(seed, self.next_draw), total, self._stratified, masses)
         anchors, leaves = self._forest.draw(masses, totals)
         probability, weight = np.empty(batch_size), np.empty(batch_size, np.float32)
-        kernels.weigh(leaves, total, least, beta, probability, weight)
+        tree_kernels.weigh(leaves, total, least, beta, probability, weight)
         self.next_draw += 1
         return Draw(anchors, probability, weight)
 
@@ -130,8 +130,17 @@ class Prioritized:
             StateError: A loaded state belongs to other steps.
             In all cases, no priority has changed.
         """
+        self.prepare(spans, steps, priority)()
+
+    def prepare(
+        self, spans: Spans, steps: NDArray[np.int64], priority: NDArray[Any]
+    ) -> Callable[[], None]:
+        """All checks of `update`; calling what is returned makes it, and cannot fail.
+
+        So that the updates of several samplers can be made all or none.
+        """
         self._forest.follow(spans)
-        self._forest.update(steps, priority)
+        return self._forest.prepare(steps, priority)
 
     def priorities(self, spans: Spans, steps: NDArray[np.int64]) -> NDArray[np.float32]:
         """The priority of each step, of any shape, as it was given or entered with.

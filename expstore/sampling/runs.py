@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from expstore.spans import Spans
 
 Runs = NDArray[np.int64]
+STREAM_BITS = 40  # in a union, the steps of the k-th store are numbered from k * 2**40 on
 
 
 def merged(spans: Spans) -> Spans:
@@ -70,9 +71,3 @@ def holds(runs: Runs, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
     """
     at = np.searchsorted(runs[:, 0], steps, side="right") - 1
     return (at >= 0) & (steps < np.append(runs[:, 1], 0)[at])
-
-
-def as_runs(spans: Spans) -> Runs:
-    """The selected steps of all streams."""
-    held = merged(spans)
-    return np.stack([held.start, held.start + held.length], axis=1)

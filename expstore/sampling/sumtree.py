@@ -81,7 +81,7 @@ class SumTree:
         Args:
             raw: (n,) priorities, finite and at least 0.
         """
-        from expstore.sampling import kernels
+        from expstore.sampling import tree_kernels
 
         if not len(raw):
             return
@@ -89,7 +89,7 @@ class SumTree:
             self._move(self.num_slots + len(raw))
         new = slice(self.stop - self._origin, self.stop - self._origin + len(raw))
         self._raw[new] = raw
-        kernels.fill_leaves(raw, self.eps, self.alpha, self._leaf[new])
+        tree_kernels.fill_leaves(raw, self.eps, self.alpha, self._leaf[new])
         self._refresh(self.stop, self.stop + len(raw))
         self.stop += len(raw)
 
@@ -107,10 +107,10 @@ class SumTree:
 
     def update(self, slots: NDArray[np.int64], raw: NDArray[np.float32]) -> None:
         """Give slots (n,) that are there new priorities (n,); of a repeated slot the last wins."""
-        from expstore.sampling import kernels
+        from expstore.sampling import tree_kernels
 
         if len(slots):
-            kernels.write_leaves(slots, raw, self.eps, self.alpha, self._raw, *self._nodes)
+            tree_kernels.write_leaves(slots, raw, self.eps, self.alpha, self._raw, *self._nodes)
 
     def draw(self, masses: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The slot at which the running sum of the leaves exceeds each mass, and its leaf.
@@ -119,22 +119,21 @@ class SumTree:
             masses: (B,) from 0 to ``total``, which must be above 0; used up. Where rounding
                 leads past the end, the last leaf above 0 is drawn, and never one that is 0.
         """
-        from expstore.sampling import kernels
+        from expstore.sampling import tree_kernels
 
-        slots = np.empty(len(masses), np.int64)
-        leaf, totals, _, at = self._nodes
-        kernels.descend(masses, self._root, leaf, totals, at, slots)
-        return slots, leaf[slots - self._origin]
+        slots, leaves = np.empty(len(masses), np.int64), np.empty(len(masses))
+        tree_kernels.descend(masses, self._root, self._leaf, self._totals, self._at, slots, leaves)
+        return slots, leaves
 
     @property
     def _nodes(self) -> tuple[Floats, Floats, Floats, NDArray[np.int64]]:
         return self._leaf, self._totals, self._leasts, self._at
 
     def _refresh(self, first: int, stop: int) -> None:
-        from expstore.sampling import kernels
+        from expstore.sampling import tree_kernels
 
         low, high = first >> 4, ((stop - 1) >> 4) + 1
-        kernels.refresh_range(_ABOVE_LEAVES, low, high, *self._nodes)
+        tree_kernels.refresh_range(_ABOVE_LEAVES, low, high, *self._nodes)
 
     def _move(self, num_slots: int) -> None:
         """Make room for ``num_slots`` and an eighth more, and leave behind what is evicted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from expstore.schema import Schema
 from expstore.storage import files
 from expstore.storage.coded import CodedAppender
-from expstore.storage.layout import ArrayLayout, arrays_of
+from expstore.storage.layout import ArrayLayout, ChunkLimits, arrays_of
 from expstore.storage.mapped import MappedAppender
 from expstore.storage.protocols import Appender
 from expstore.storage.undecided import UndecidedAppender, choose, is_undecided
@@ -30,11 +31,11 @@ class Appenders(Mapping[str, Appender]):
         schema: Schema,
         arrays: Mapping[str, ArrayLayout],
         counts: Mapping[str, int],
-        most_rows: int,
+        limits: ChunkLimits,
     ) -> None:
         self.schema = schema
         self.arrays = dict(arrays)
-        self._root, self._most_rows = root, most_rows
+        self._root, self._limits = root, limits
         self._undecided = {n for n, f in schema.fields.items() if is_undecided(f)}
         waiting = {path for name in self._undecided for path in _arrays_of_field(schema, name)}
         self._appenders: dict[str, Appender] = {
@@ -83,13 +84,14 @@ class Appenders(Mapping[str, Appender]):
             self._appenders[path].rewind(counts[layout.dimension])
 
     def close(self) -> None:
-        for appender in self._appenders.values():
-            appender.close()
+        with ExitStack() as stack:  # all of them, also when one reports an error
+            for appender in self._appenders.values():
+                stack.callback(appender.close)
 
     def _settle(self, name: str, layout: str) -> None:
         field = replace(self.schema[name], layout=layout)
         schema = Schema({**self.schema.fields, name: field})
-        settled, paths = arrays_of(schema, self._most_rows), _arrays_of_field(schema, name)
+        settled, paths = arrays_of(schema, self._limits), _arrays_of_field(schema, name)
         ready = {path: self._appender(settled[path], 0) for path in paths}
         try:
             for path, appender in ready.items():

@@ -11,7 +11,7 @@ from expstore.errors import CapacityError, SchemaError
 from expstore.schema import Schema
 from expstore.storage import files
 from expstore.storage.commits import Root
-from expstore.storage.layout import EPISODE, METADATA_VALUES, STEP
+from expstore.storage.layout import EPISODE, METADATA_VALUES, STEP, ChunkLimits
 from expstore.storage.protocols import Column
 from expstore.storage.reading import Snapshot
 
@@ -37,15 +37,18 @@ class Capacity:
     def is_limited(self) -> bool:
         return self.num_steps is not None or self.num_bytes is not None
 
-    def most_rows(self, schema: Schema, most: int) -> int:
-        """Rows that a chunk may have, so that eviction frees space in small parts."""
+    def chunk_limits(self, schema: Schema, most: int) -> ChunkLimits:
+        """Rows that chunks may have, at most `most`, so that space comes back in small parts."""
+        if not self.is_limited:
+            return ChunkLimits(most)
         limits = [most]
         if self.num_steps is not None:
             limits.append(self.num_steps // CHUNKS_OF_CAPACITY)
         if self.num_bytes is not None:
             step_bytes = sum(field.step_bytes for field in schema.fields.values())
             limits.append(self.num_bytes // CHUNKS_OF_CAPACITY // step_bytes)
-        return max(1, min(limits))
+        rows = max(1, min(limits))
+        return ChunkLimits(rows, rows)
 
     def check(self, num_steps: int, num_bytes: int, where: str) -> None:
         """Refuse an episode that alone is more than the store may hold.

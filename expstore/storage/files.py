@@ -103,6 +103,16 @@ def close(descriptor: int) -> None:
         os.close(descriptor)
 
 
+def close_all(descriptors: Iterable[int]) -> None:
+    """Close every one of them, also when one reports an error, which is raised at the end.
+
+    A closed descriptor may be another file's by now, so callers forget theirs first.
+    """
+    with contextlib.ExitStack() as stack:
+        for descriptor in descriptors:
+            stack.callback(close, descriptor)
+
+
 def read(path: Path) -> bytes:
     """The whole file; a missing one is Python's own FileNotFoundError."""
     try:

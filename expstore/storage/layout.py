@@ -203,11 +203,24 @@ def fits_pages(layout: ArrayLayout, page_bytes: int) -> bool:
     return layout.chunk_bytes % page_bytes == 0
 
 
-def arrays_of(schema: Schema, most: int = MAX_CHUNK_STEPS) -> dict[str, ArrayLayout]:
-    """Every array of a store with this schema by path; `most` bounds chunks of step columns."""
+@dataclass(frozen=True)
+class ChunkLimits:
+    """How many rows a chunk should not exceed, unless it takes more to fill pages."""
+
+    steps: int = MAX_CHUNK_STEPS  # of the arrays under `steps/`
+    index: int = MAX_CHUNK_STEPS  # of those that have about one row per episode
+
+
+def arrays_of(schema: Schema, limits: ChunkLimits | None = None) -> dict[str, ArrayLayout]:
+    """Every array of a store with this schema, by path."""
     if not schema.fields:
         return {}
-    arrays = [*_step_arrays(schema, most), *_next_arrays(schema), *_episode_arrays(schema)]
+    limits = limits or ChunkLimits()
+    arrays = [
+        *_step_arrays(schema, limits.steps),
+        *_next_arrays(schema, limits.index),
+        *_episode_arrays(schema, limits.index),
+    ]
     return {array.path: array for array in arrays}
 
 
@@ -218,13 +231,12 @@ def _step_arrays(schema: Schema, most: int) -> Iterator[ArrayLayout]:
     yield ArrayLayout("steps/episode", STEP, (), np.dtype("<i8"), chunk_rows(8, most))
 
 
-def _next_arrays(schema: Schema) -> Iterator[ArrayLayout]:
+def _next_arrays(schema: Schema, most: int) -> Iterator[ArrayLayout]:
     for name in schema.next_fields:
         f, group = schema[name], f"next/{name}"
-        yield ArrayLayout(f"{group}/step", group, (), np.dtype("<i8"), chunk_rows(8))
-        yield ArrayLayout(f"{group}/present", group, (), np.dtype("bool"), chunk_rows(1))
-        values = f"{group}/values"
-        yield from _field_arrays(f"{group}/value", group, values, name, f, MAX_CHUNK_STEPS)
+        yield ArrayLayout(f"{group}/step", group, (), np.dtype("<i8"), chunk_rows(8, most))
+        yield ArrayLayout(f"{group}/present", group, (), np.dtype("bool"), chunk_rows(1, most))
+        yield from _field_arrays(f"{group}/value", group, f"{group}/values", name, f, most)
 
 
 def _field_arrays(
@@ -241,15 +253,16 @@ def _field_arrays(
                       _attributes(f), inner)  # fmt: skip
 
 
-def _episode_arrays(schema: Schema) -> list[ArrayLayout]:
+def _episode_arrays(schema: Schema, most: int) -> list[ArrayLayout]:
     def column(
         name: str, dtype: str, shape: tuple[int, ...] = (), **attributes: Any
     ) -> ArrayLayout:
         stored = np.dtype(dtype)
         axes = tuple(f"reward[{axis + 1}]" for axis in range(len(shape)))
         row_bytes = stored.itemsize * math.prod(shape)
-        return ArrayLayout(f"episodes/{name}", EPISODE, shape, stored, chunk_rows(row_bytes),
-                           axes, tuple(attributes.items()))  # fmt: skip
+        rows = chunk_rows(row_bytes, most)
+        notes = tuple(attributes.items())
+        return ArrayLayout(f"episodes/{name}", EPISODE, shape, stored, rows, axes, notes)
 
     arrays = [
         column("start", "<i8"),

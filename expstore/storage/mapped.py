@@ -73,18 +73,16 @@ class MappedAppender:
 
     def place(self) -> bool:
         """After `syncs`: True where the directory has to be synced, for it has new files."""
-        for descriptor in self._unsynced:
-            if descriptor != self._descriptor:
-                files.close(descriptor)
-        has_new_files = self._new_files
+        done, has_new_files = self._unsynced.keys() - {self._descriptor}, self._new_files
         self._unsynced, self._new_files = {}, False
+        files.close_all(done)
         return has_new_files
 
     def close(self) -> None:
         """Close all files; rows that were not flushed are dropped."""
-        for descriptor in {self._descriptor, *self._unsynced} - {-1}:
-            files.close(descriptor)
+        done = {self._descriptor, *self._unsynced} - {-1}
         self._descriptor, self._chunk, self._unsynced = -1, -1, {}
+        files.close_all(done)
 
     def _write(self, rows: NDArray[Any]) -> None:
         row = self._written
@@ -114,9 +112,9 @@ class MappedAppender:
             # Left there by rows that were discarded: its name may not be durable yet.
             self._new_files = True
         descriptor = files.open_for_writing(path)
-        if self._descriptor >= 0 and self._descriptor not in self._unsynced:
-            files.close(self._descriptor)
+        done = {self._descriptor} - self._unsynced.keys() - {-1}
         self._chunk, self._descriptor = chunk, descriptor
+        files.close_all(done)
 
     def _create(self, path: Path) -> None:
         # Sized before it gets its name: other readers fail on a chunk of any other size.

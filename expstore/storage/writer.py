@@ -41,6 +41,7 @@ from expstore.storage.layout import (
     PRIVATE,
     STEP,
     WRITING_FILE,
+    ChunkLimits,
     arrays_of,
     most_rows,
     parents,
@@ -115,6 +116,7 @@ class Writer:
         self._layout = layout
         self._most_rows = most_rows(chunk_steps, expected_steps)
         self._capacity = Capacity(capacity_steps, capacity_bytes)
+        self._limits = ChunkLimits(self._most_rows)
         self._commit_interval_s = commit_interval_s
         self._durable = durable
         self._process = os.getpid()
@@ -123,7 +125,7 @@ class Writer:
         self._stream: EpisodeStream | None = None
         self._noted = -1  # descriptor of the file that says what was appended
         self._new_groups: list[Path] = []  # directories of a schema that is not committed yet
-        self._appenders = Appenders(self.path, Schema(), {}, {}, 0)
+        self._appenders = Appenders(self.path, Schema(), {}, {}, self._limits)
         self._lock = WriterLock(self.path) if lock else None
         self._open(schema)
 
@@ -169,9 +171,7 @@ class Writer:
         """Continue after what `root` has committed."""
         self._appenders.close()
         self._counts = {name: stop for name, (_, stop) in root.commit.dims.items()}
-        self._appenders = Appenders(
-            self.path, root.schema, root.arrays, self._counts, self._most_rows
-        )
+        self._appenders = Appenders(self.path, root.schema, root.arrays, self._counts, self._limits)
         self._note(self._counts)
 
     def __enter__(self) -> Writer:
@@ -350,15 +350,15 @@ class Writer:
     def _define(self, schema: Schema) -> None:
         """Create the arrays; they are published with the next commit."""
         schema = self._with_layout(schema)
-        self._most_rows = self._capacity.most_rows(schema, self._most_rows)
-        arrays = arrays_of(schema, self._most_rows)
+        self._limits = self._capacity.chunk_limits(schema, self._most_rows)
+        arrays = arrays_of(schema, self._limits)
         # Chunks of another schema, whose first episode was dropped, may be of another size.
         remove_strays(self.path, self._root)
         for path in arrays:
             files.make_directory(self.path / path)
         self._new_groups = [self.path / group for group in ("", *parents(arrays))]
         self._counts.update({a.dimension: 0 for a in arrays.values()})
-        self._appenders = Appenders(self.path, schema, arrays, self._counts, self._most_rows)
+        self._appenders = Appenders(self.path, schema, arrays, self._counts, self._limits)
 
     def _with_layout(self, schema: Schema) -> Schema:
         """The schema with the layouts asked for; "auto" stays where data must decide."""

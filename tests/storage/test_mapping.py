@@ -87,7 +87,7 @@ def test_a_store_that_grows_is_followed(tmp_path, way):
 
 
 def test_the_smallest_and_the_largest_rows(tmp_path, way):
-    data = {"bit": np.array([True, False]), "big": np.ones((2, 100_000), np.float32)}
+    data = {"bit": np.array([True, False]), "big": np.ones((2, 1 << 17), np.float32)}
     with writer(tmp_path / "a.exp", layout="mapped", chunk_steps=16) as out:
         for _ in range(12):
             out.append(data)

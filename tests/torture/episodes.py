@@ -153,7 +153,7 @@ class Known:
         return self.final.get(name)
 
     def exceptions(self, name: str) -> list[tuple[int, bool, NDArray[Any]]]:
-        """(offset, present, value) where the next value is not the following row, or is the last."""
+        """(offset, present, value) where the next value is not the next row, and at the end."""
         rows = self.columns[name]
         found: list[tuple[int, bool, NDArray[Any]]] = []
         for t in range(len(self)):

@@ -1,0 +1,152 @@
+"""The compiled loops of ``SumTree``; numba is imported with this module, so import it late.
+
+The nodes are numbered level by level: node i of level k spans the slots from i * 16**k on. Slot
+i is ``leaf[at[0] + i]``; node i of level k has the sum of its leaves in ``totals[at[k] + i]``, and
+the smallest one above 0 in ``leasts[at[k] + i]``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expstore.sampling.kernels import Floats, Integers, Priorities, compiled
+
+ONE, TWO, SIXTEEN = np.uint64(1), np.uint64(2), np.uint64(16)
+
+
+@compiled
+def fill_leaves(raw: Priorities, eps: float, alpha: float, out: Floats) -> None:
+    """out (n,) becomes ``(raw + eps) ** alpha``."""
+    last, leaf = np.float32(-1.0), 0.0
+    for i in range(len(raw)):
+        if raw[i] != last:  # new steps all have the same
+            last = raw[i]
+            leaf = (np.float64(last) + eps) ** alpha
+        out[i] = leaf
+
+
+@compiled
+def _refresh(
+    level: int, node: int, leaf: Floats, totals: Floats, leasts: Floats, at: Integers
+) -> None:
+    child = np.uint64(at[level - 1] + node * 16)
+    # Two at a time, without branches, by unsigned numbers: three times faster than the plain loop.
+    total, even, odd = 0.0, np.inf, np.inf
+    if level == 1:
+        for c in range(child, child + SIXTEEN, TWO):
+            one, other = leaf[c], leaf[c + ONE]
+            total = total + one + other
+            one = one if one > 0.0 else np.inf
+            other = other if other > 0.0 else np.inf
+            even = one if one < even else even
+            odd = other if other < odd else odd
+    else:
+        for c in range(child, child + SIXTEEN, TWO):
+            total = total + totals[c] + totals[c + ONE]
+            even = leasts[c] if leasts[c] < even else even
+            odd = leasts[c + ONE] if leasts[c + ONE] < odd else odd
+    totals[at[level] + node] = total
+    leasts[at[level] + node] = even if even < odd else odd
+
+
+@compiled
+def refresh_range(
+    level: int, low: int, high: int, leaf: Floats, totals: Floats, leasts: Floats, at: Integers
+) -> None:
+    """Recompute the nodes from low to high - 1 of a level, and all above them."""
+    for above in range(level, len(at)):
+        for node in range(low, high):
+            _refresh(above, node, leaf, totals, leasts, at)
+        low, high = low >> 4, ((high - 1) >> 4) + 1
+
+
+@compiled
+def write_leaves(
+    slots: Integers,
+    values: Priorities,
+    eps: float,
+    alpha: float,
+    raw: Priorities,
+    leaf: Floats,
+    totals: Floats,
+    leasts: Floats,
+    at: Integers,
+) -> None:
+    """Write the priorities of slots (n,) one after the other, then recompute what is above.
+
+    A level with fewer nodes than there are slots is recomputed from end to end.
+    """
+    nodes = slots.copy()
+    for i in range(len(slots)):
+        raw[at[0] + slots[i]] = values[i]
+        leaf[at[0] + slots[i]] = (np.float64(values[i]) + eps) ** alpha
+    for level in range(1, len(at)):
+        low, high = nodes[0] >> 4, nodes[0] >> 4
+        for i in range(len(nodes)):
+            nodes[i] >>= 4
+            low, high = min(low, nodes[i]), max(high, nodes[i])
+        if high - low < len(nodes):
+            refresh_range(level, low, high + 1, leaf, totals, leasts, at)
+            return
+        for i in range(len(nodes)):
+            _refresh(level, nodes[i], leaf, totals, leasts, at)
+
+
+@compiled
+def descend(
+    masses: Floats,
+    root: int,
+    leaf: Floats,
+    totals: Floats,
+    at: Integers,
+    slots: Integers,
+    leaves: Floats,
+) -> None:
+    """Find the slot at which the leaves' running sum exceeds each mass, never an empty one.
+
+    Args:
+        masses: (B,) numbers of at least 0; used up. One at or above the sum of all leaves,
+            be it by rounding, goes to the last leaf above 0.
+        root: The only node of the last level; its sum is above 0.
+        leaf: See above, as are ``totals`` and ``at``.
+        totals: Sums of the inner nodes.
+        at: Where each level begins.
+        slots: (B,) filled here, as is ``leaves``.
+        leaves: (B,)
+    """
+    slots[:] = root
+    for level in range(len(at) - 2, -1, -1):
+        values = totals if level > 0 else leaf
+        # All of a batch before the next level, so that their cache misses overlap.
+        for i in range(len(masses)):
+            child = np.uint64(at[level] + slots[i] * 16)
+            mass, left, num_before = masses[i], masses[i], 0
+            for c in range(child, child + SIXTEEN):  # to the end: where to stop is guesswork
+                mass -= values[c]
+                is_before = mass >= 0.0
+                left = mass if is_before else left
+                num_before += is_before
+            if num_before == 16:
+                left, num_before = np.inf, 15
+                while values[child + np.uint64(num_before)] <= 0.0:
+                    num_before -= 1
+            masses[i] = left
+            slots[i] = slots[i] * 16 + num_before
+    for i in range(len(slots)):
+        leaves[i] = leaf[at[0] + slots[i]]
+
+
+@compiled
+def weigh(
+    leaves: Floats,
+    total: float,
+    least: float,
+    beta: float,
+    probability: Floats,
+    weight: NDArray[np.float32],
+) -> None:
+    """Fill the probabilities and importance weights (B,) of drawn leaves (B,)."""
+    for i in range(len(leaves)):
+        probability[i] = leaves[i] / total
+        weight[i] = (leaves[i] / least) ** -beta
