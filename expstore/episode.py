@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -79,9 +80,10 @@ class Columns:
             for name in list(arrays)
             if name.startswith("next_")
         }
-        for name in (*arrays, *following):
-            check_name(name, where)
-        check_nesting(arrays, where)
+        if not arrays.keys() | following.keys() <= known.keys():  # those are checked already
+            for name in (*arrays, *following):
+                check_name(name, where)
+            check_nesting(arrays, where)
         num_steps = _num_steps(arrays, following, where)
         final = {}
         for name in arrays:
@@ -309,9 +311,15 @@ def _as_array(value: Any) -> tuple[NDArray[Any], str]:
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError("a masked array has values that are none")
     array = np.asarray(value)
-    if array.dtype.name == "bfloat16":
+    name = _name_of(array.dtype)
+    if name == "bfloat16":
         return array.astype(array.dtype, order="C", copy=False).view(np.uint16), "bfloat16"
-    return array, array.dtype.name
+    return array, name
+
+
+@lru_cache(maxsize=64)  # numpy makes the name up each time, slowly
+def _name_of(dtype: np.dtype[Any]) -> str:
+    return dtype.name
 
 
 def _stacked(rows: list[tuple[NDArray[Any], str]], what: str) -> tuple[NDArray[Any], str]:

@@ -83,10 +83,10 @@ class Forest:
         return self._carried(tree, was, now)
 
     def _carried(self, tree: SumTree, was: Runs, now: Runs) -> SumTree:
-        from expstore.sampling import kernels
+        from expstore.sampling.kernels import carry
 
         raw = self._entering(runs.num_steps(now))
-        kernels.carry(was, tree.raw, now, raw)
+        carry(was, tree.raw, now, raw)
         carried = SumTree(self.alpha, self.eps, first=int(now[0, 0]))
         carried.extend(raw)
         return carried
@@ -120,13 +120,12 @@ class Forest:
             self.num_ignored += num_missing
             stay = positions >= 0
             positions, raw = positions[stay], raw[stay]
-        if not len(raw):
-            return
-        self.largest = max(float(raw.max()), self.largest or 0.0)
         for stream, here in self._by_stream(positions):
             tree = self.trees[stream]
             slots = positions[here] + (tree.first - int(self.streams[stream]))
-            tree.update(slots, raw[here])
+            largest = tree.update(slots, raw[here])
+            if len(slots):
+                self.largest = max(largest, self.largest or 0.0)
 
     def priorities(self, steps: NDArray[Any]) -> NDArray[np.float32]:
         """See ``Prioritized.priorities``."""
@@ -138,11 +137,11 @@ class Forest:
         return out.reshape(np.shape(steps))
 
     def _located(self, steps: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-        from expstore.sampling import kernels
+        from expstore.sampling.kernels import locate
 
         positions = np.empty(len(steps), np.int64)
         held = self._held
-        return positions, kernels.locate(steps, held.start, held.first, held.length, positions)
+        return positions, locate(steps, held.start, held.first, held.length, positions)
 
     def _check_left(self, steps: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
         unknown = (positions == -2) & ~runs.holds(self._seen, steps)
@@ -163,29 +162,32 @@ class Forest:
 
     # -- drawing ---------------------------------------------------------------------------------
 
-    def totals(self) -> NDArray[np.float64]:
-        """(S,) running sum of the trees' totals."""
-        return np.cumsum([tree.total for tree in self.trees])
+    def total(self) -> float:
+        """Sum of all leaves."""
+        return self.trees[0].total if len(self.trees) == 1 else float(self._ends()[-1])
 
     def least(self) -> float:
         """The smallest leaf above 0, infinite where there is none."""
-        return min(tree.least for tree in self.trees)
+        return min([tree.least for tree in self.trees])
 
-    def draw(
-        self, masses: NDArray[np.float64], totals: NDArray[np.float64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Positions (B,) and leaves (B,) at masses (B,) from 0 to ``totals()[-1]``, above 0."""
+    def draw(self, masses: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Positions (B,) and leaves (B,) at masses (B,) from 0 to ``total``; masses is used up."""
         if len(self.trees) == 1:
             slots, leaves = self.trees[0].draw(masses)
             return slots - self.trees[0].first, leaves
-        last = int(np.searchsorted(totals, totals[-1]))  # of the streams that hold anything
-        stream = np.minimum(np.searchsorted(totals, masses, side="right"), last)
+        ends = self._ends()
+        last = int(np.searchsorted(ends, ends[-1]))  # of the streams that hold anything
+        stream = np.minimum(np.searchsorted(ends, masses, side="right"), last)
         positions, leaves = np.empty(len(masses), np.int64), np.empty(len(masses))
         for k in np.unique(stream).tolist():
             here, tree = np.flatnonzero(stream == k), self.trees[k]
-            slots, leaves[here] = tree.draw(masses[here] - (totals[k - 1] if k else 0.0))
+            slots, leaves[here] = tree.draw(masses[here] - (ends[k - 1] if k else 0.0))
             positions[here] = slots + (int(self.streams[k]) - tree.first)
         return positions, leaves
+
+    def _ends(self) -> NDArray[np.float64]:
+        """(S,) running sum of the trees' totals."""
+        return np.cumsum([tree.total for tree in self.trees])
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -250,7 +252,7 @@ def check_update(
     steps: NDArray[Any], priority: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Steps (n,) and their priorities (n,) as float32; see ``Prioritized.update``."""
-    from expstore.sampling import kernels
+    from expstore.sampling.kernels import check_priorities
 
     steps, priority = _integers(steps), np.asarray(priority)
     if steps.ndim != 1 or priority.shape != steps.shape:
@@ -261,7 +263,7 @@ def check_update(
     if priority.dtype.kind not in "fiu" and len(priority):
         raise SchemaError(f"priority must be numbers, got {priority.dtype}")
     raw = np.empty(len(steps), np.float32)
-    bad = kernels.check_priorities(priority.astype(np.float64), raw)
+    bad = check_priorities(priority.astype(np.float64), raw)
     if bad >= 0:
         raise SchemaError(
             f"priority[{bad}] must be from 0 to 3.4e38, got {priority[bad]} for step "

@@ -94,23 +94,23 @@ class Prioritized:
                 the schedule of ``beta`` gives no number of at least 0.
             StateError: A loaded state belongs to other steps.
         """
-        from expstore.sampling import kernels, tree_kernels
+        from expstore.sampling.kernels import fill_masses
+        from expstore.sampling.tree_kernels import weigh
 
         check_batch(spans, batch_size)
         beta = _checked_beta(self._beta(self.next_draw)) if callable(self._beta) else self._beta
         self._forest.follow(spans)
-        totals, least = self._forest.totals(), self._forest.least()
-        total = float(totals[-1])
+        total, least = self._forest.total(), self._forest.least()
         if not total > 0:
             raise SchemaError(
                 f"every one of the {spans.num_steps} steps has priority 0 and eps is {self.eps}, "
                 "so that none can be drawn; give eps a value above 0"
             )
         masses = np.empty(batch_size, np.float64)
-        kernels.fill_masses(*keys_of(seed, self.next_draw), total, self._stratified, masses)
-        anchors, leaves = self._forest.draw(masses, totals)
+        fill_masses(*keys_of(seed, self.next_draw), total, self._stratified, masses)
+        anchors, leaves = self._forest.draw(masses)
         probability, weight = np.empty(batch_size), np.empty(batch_size, np.float32)
-        tree_kernels.weigh(leaves, total, least, beta, probability, weight)
+        weigh(leaves, total, least, beta, probability, weight)
         self.next_draw += 1
         return Draw(anchors, probability, weight)
 

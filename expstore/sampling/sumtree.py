@@ -58,12 +58,12 @@ class SumTree:
     @property
     def total(self) -> float:
         """Sum of all leaves."""
-        return float(self._totals[-16 + (self._root & 15)])
+        return float(self._totals[self._at[-1] + self._root])
 
     @property
     def least(self) -> float:
         """The smallest leaf above 0, infinite where there is none."""
-        return float(self._leasts[-16 + (self._root & 15)])
+        return float(self._leasts[self._at[-1] + self._root])
 
     @property
     def raw(self) -> NDArray[np.float32]:
@@ -81,7 +81,7 @@ class SumTree:
         Args:
             raw: (n,) priorities, finite and at least 0.
         """
-        from expstore.sampling import tree_kernels
+        from expstore.sampling.tree_kernels import fill_leaves
 
         if not len(raw):
             return
@@ -89,7 +89,7 @@ class SumTree:
             self._move(self.num_slots + len(raw))
         new = slice(self.stop - self._origin, self.stop - self._origin + len(raw))
         self._raw[new] = raw
-        tree_kernels.fill_leaves(raw, self.eps, self.alpha, self._leaf[new])
+        fill_leaves(raw, self.eps, self.alpha, self._leaf[new])
         self._refresh(self.stop, self.stop + len(raw))
         self.stop += len(raw)
 
@@ -105,12 +105,15 @@ class SumTree:
         if 2 * ((self.first & ~15) - self._origin) > len(self._leaf):
             self._move(self.num_slots)
 
-    def update(self, slots: NDArray[np.int64], raw: NDArray[np.float32]) -> None:
-        """Give slots (n,) that are there new priorities (n,); of a repeated slot the last wins."""
-        from expstore.sampling import tree_kernels
+    def update(self, slots: NDArray[np.int64], raw: NDArray[np.float32]) -> float:
+        """Give slots (n,) that are there new priorities (n,); of a repeated slot the last wins.
 
-        if len(slots):
-            tree_kernels.write_leaves(slots, raw, self.eps, self.alpha, self._raw, *self._nodes)
+        Returns:
+            The largest of the priorities, 0 of none.
+        """
+        from expstore.sampling.tree_kernels import write_leaves
+
+        return float(write_leaves(slots, raw, self.eps, self.alpha, self._raw, *self._nodes))
 
     def draw(self, masses: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The slot at which the running sum of the leaves exceeds each mass, and its leaf.
@@ -119,10 +122,10 @@ class SumTree:
             masses: (B,) from 0 to ``total``, which must be above 0; used up. Where rounding
                 leads past the end, the last leaf above 0 is drawn, and never one that is 0.
         """
-        from expstore.sampling import tree_kernels
+        from expstore.sampling.tree_kernels import descend
 
         slots, leaves = np.empty(len(masses), np.int64), np.empty(len(masses))
-        tree_kernels.descend(masses, self._root, self._leaf, self._totals, self._at, slots, leaves)
+        descend(masses, self._root, self._leaf, self._totals, self._at, slots, leaves)
         return slots, leaves
 
     @property
@@ -130,10 +133,10 @@ class SumTree:
         return self._leaf, self._totals, self._leasts, self._at
 
     def _refresh(self, first: int, stop: int) -> None:
-        from expstore.sampling import tree_kernels
+        from expstore.sampling.tree_kernels import refresh_range
 
         low, high = first >> 4, ((stop - 1) >> 4) + 1
-        tree_kernels.refresh_range(_ABOVE_LEAVES, low, high, *self._nodes)
+        refresh_range(_ABOVE_LEAVES, low, high, *self._nodes)
 
     def _move(self, num_slots: int) -> None:
         """Make room for ``num_slots`` and an eighth more, and leave behind what is evicted."""

@@ -32,10 +32,12 @@ class Appenders(Mapping[str, Appender]):
         arrays: Mapping[str, ArrayLayout],
         counts: Mapping[str, int],
         limits: ChunkLimits,
+        *,
+        durable: bool,
     ) -> None:
         self.schema = schema
         self.arrays = dict(arrays)
-        self._root, self._limits = root, limits
+        self._root, self._limits, self._durable = root, limits, durable
         self._undecided = {n for n, f in schema.fields.items() if is_undecided(f)}
         waiting = {path for name in self._undecided for path in _arrays_of_field(schema, name)}
         self._appenders: dict[str, Appender] = {
@@ -112,8 +114,9 @@ class Appenders(Mapping[str, Appender]):
         return appender
 
     def _appender(self, layout: ArrayLayout, num_rows: int) -> Appender:
-        kind = CodedAppender if layout.is_coded else MappedAppender
-        return kind(self._root, layout, num_rows)
+        if layout.is_coded:
+            return CodedAppender(self._root, layout, num_rows)
+        return MappedAppender(self._root, layout, num_rows, durable=self._durable)
 
 
 def _arrays_of_field(schema: Schema, name: str) -> list[str]:

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,28 +179,30 @@ def _no_store(path: Path) -> str:
 def publish(path: Path, root: Root, *, durable: bool) -> None:
     """Make `root` what readers see; all its rows must be durable already.
 
-    The order is the promise: history, then the root (the commit), then everything that
-    readers of single groups and arrays look at, which so can lag behind but never lead.
+    The order is the promise: history, then the root (the commit), then, by `write_documents`,
+    what readers of single groups and arrays look at, which so can lag behind but never lead.
     """
-    documents = root.documents()
     line = _history_line(root.commit)
     files.append_line(path / HISTORY_FILE, line, durable=durable)
-    files.write_whole(path / METADATA_FILE, _spelled(documents.pop("")), durable=durable)
+    files.write_whole(path / METADATA_FILE, _spelled(root.documents()[""]), durable=durable)
     if durable:
         files.sync_directory(path)
-    write_documents(path, documents, durable=durable)
 
 
-def write_documents(path: Path, documents: dict[str, dict[str, Any]], *, durable: bool) -> None:
+def write_documents(path: Path, root: Root, *, durable: bool) -> None:
     """Bring the `zarr.json` of groups and arrays up to the root."""
-    stale = {}
+    stale, documents = {}, root.documents()
+    del documents[""]
     for name, document in documents.items():
         target, data = path / name / METADATA_FILE, _spelled(document)
         if _content(target) != data:
             stale[target] = data
-    files.together(
-        [lambda t=t, d=d: files.prepare(t, d, durable=durable) for t, d in stale.items()]  # type: ignore[misc]
-    )
+    calls = [partial(files.prepare, t, data, durable=durable) for t, data in stale.items()]
+    if durable:
+        files.together(calls)
+    else:  # nothing waits for the disk
+        for call in calls:
+            call()
     for target in stale:
         files.rename(files.temporary(target), target)
 
@@ -332,11 +335,9 @@ def recover(path: Path, root: Root, *, durable: bool) -> Recovery:
     lost = _lost(path, root)
     cut_history(path, root.commit.number)
     removed = remove_strays(path, root)
-    documents = root.documents()
-    del documents[""]
-    for name in documents:
+    for name in (*parents(root.arrays), *root.arrays):
         files.make_directory(path / name)
-    write_documents(path, documents, durable=durable)
+    write_documents(path, root, durable=durable)
     return Recovery(*lost, removed)
 
 

@@ -14,7 +14,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -208,10 +208,15 @@ def together(calls: Iterable[Callable[[], None]]) -> None:
         for call in calls:
             call()
         return
-    with ThreadPoolExecutor(min(SYNC_THREADS, len(calls))) as pool:
-        futures = [pool.submit(call) for call in calls]
+    futures = [_pool(os.getpid()).submit(call) for call in calls]
+    wait(futures)  # all of them: nothing may go on behind the back of who asked
     for future in futures:
         future.result()
+
+
+@functools.lru_cache(maxsize=1)  # threads do not survive a fork
+def _pool(process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(SYNC_THREADS, f"expstore-sync-{process}")
 
 
 def crc32c(data: bytes | NDArray[Any], before: int = 0) -> int:

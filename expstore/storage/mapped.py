@@ -14,14 +14,19 @@ from expstore.storage.layout import ArrayLayout
 
 WRITE_BYTES = 256 << 10  # rows are collected up to this size before they are written
 DIRECT_BYTES = 64 << 10  # rows of at least this size are written from the caller's array
+MAX_UNSYNCED = 4  # full files of an array that wait for the commit; a process may open 1,024
 
 
 class MappedAppender:
     """Appends rows to one array; what it wrote counts only once a commit says so."""
 
-    def __init__(self, root: Path, layout: ArrayLayout, num_rows: int) -> None:
+    def __init__(
+        self, root: Path, layout: ArrayLayout, num_rows: int, *, durable: bool = True
+    ) -> None:
         self.root = root
         self.layout = layout
+        self._durable = durable
+        self._failed: BaseException | None = None  # why rows that were written may be lost
         self.num_rows = num_rows  # appended, whether written or still collected
         self._num_committed = num_rows
         self._written = num_rows
@@ -65,6 +70,8 @@ class MappedAppender:
 
     def syncs(self) -> list[Any]:
         """The calls that make the written rows durable, to be run side by side."""
+        if self._failed is not None:
+            raise self._failed
         calls: list[Any] = [
             lambda descriptor=descriptor, path=path: files.sync(descriptor, path)
             for descriptor, path in self._unsynced.items()
@@ -100,6 +107,8 @@ class MappedAppender:
     def _open(self, chunk: int) -> None:
         if chunk == self._chunk:
             return
+        if len(self._unsynced) >= MAX_UNSYNCED:
+            self._settle()
         path = self.root / self.layout.chunk_path(chunk)
         size = files.size(path)
         if size is None:
@@ -114,6 +123,19 @@ class MappedAppender:
         descriptor = files.open_for_writing(path)
         done = {self._descriptor} - self._unsynced.keys() - {-1}
         self._chunk, self._descriptor = chunk, descriptor
+        files.close_all(done)
+
+    def _settle(self) -> None:
+        """Sync full files before the commit does, and close them."""
+        if self._durable:
+            try:
+                files.together(self.syncs())
+            except BaseException as error:
+                # The system reports this once, then forgets the rows: no commit may follow.
+                self._failed = error
+                raise
+        done, self._unsynced = {*self._unsynced, self._descriptor}, {}
+        self._chunk, self._descriptor = -1, -1
         files.close_all(done)
 
     def _create(self, path: Path) -> None:

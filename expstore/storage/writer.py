@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from expstore.storage.commits import (
     read_root,
     recover,
     remove_strays,
+    write_documents,
 )
 from expstore.storage.episodes import IndexRow
 from expstore.storage.layout import (
@@ -41,6 +43,7 @@ from expstore.storage.layout import (
     PRIVATE,
     STEP,
     WRITING_FILE,
+    ArrayLayout,
     ChunkLimits,
     arrays_of,
     most_rows,
@@ -51,6 +54,10 @@ from expstore.storage.reading import Snapshot
 from expstore.storage.store import absolute
 from expstore.storage.streaming import EpisodeStream, StreamCalls
 from expstore.storage.undecided import is_undecided
+
+# Single arrays' metadata follows the root's commits at most this often, since it takes longer
+# than all the rest of a commit; closing brings it up, and so does opening.
+DOCUMENTS_INTERVAL_S = 1.0
 
 
 class Writer:
@@ -125,7 +132,7 @@ class Writer:
         self._stream: EpisodeStream | None = None
         self._noted = -1  # descriptor of the file that says what was appended
         self._new_groups: list[Path] = []  # directories of a schema that is not committed yet
-        self._appenders = Appenders(self.path, Schema(), {}, {}, self._limits)
+        self._appenders = Appenders(self.path, Schema(), {}, {}, self._limits, durable=durable)
         self._lock = WriterLock(self.path) if lock else None
         self._open(schema)
 
@@ -161,7 +168,8 @@ class Writer:
             publish(self.path, self._root, durable=self._durable)
         self._noted = files.create(self.path / WRITING_FILE)
         self._adopt(self._root)
-        self._last_commit = time.monotonic()
+        self._last_commit = self._last_documents = time.monotonic()
+        self._documented = self._root.commit.number
         self._closed = False
         if schema is not None and not self._root.schema.fields:
             self._define(schema)
@@ -169,9 +177,10 @@ class Writer:
 
     def _adopt(self, root: Root) -> None:
         """Continue after what `root` has committed."""
-        self._appenders.close()
+        before = self._appenders
         self._counts = {name: stop for name, (_, stop) in root.commit.dims.items()}
-        self._appenders = Appenders(self.path, root.schema, root.arrays, self._counts, self._limits)
+        self._appenders = self._new_appenders(root.schema, root.arrays)
+        before.close()
         self._note(self._counts)
 
     def __enter__(self) -> Writer:
@@ -194,19 +203,20 @@ class Writer:
                 if self._stream is not None:
                     self._stream.discard()
                 self.commit()
+                if self._is_lagging:
+                    self._write_documents(self._root)
         finally:
             self._closed = True
             self._let_go()
 
     def _let_go(self) -> None:
         """Close all files and give the lock back."""
-        try:
-            self._appenders.close()
-            if self._noted >= 0:
-                files.close(self._noted)
-        finally:
+        with ExitStack() as stack:  # the last one first; all of them, whatever happens
             if self._lock and os.getpid() == self._process:
-                self._lock.release()
+                stack.callback(self._lock.release)
+            if self._noted >= 0:
+                stack.callback(files.close, self._noted)
+            stack.callback(self._appenders.close)
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -326,10 +336,21 @@ class Writer:
         root = Root(self._root.store_id, self.schema, commit, dict(self._appenders.arrays))
         root = self._within_capacity(root)
         publish(self.path, root, durable=self._durable)
+        if self._new_groups or time.monotonic() - self._last_documents >= DOCUMENTS_INTERVAL_S:
+            self._write_documents(root)
         remove_evicted(self.path, self._root, root)
         self._root, self._broken, self._new_groups = root, None, []
         self._last_commit = time.monotonic()
         return commit.number
+
+    @property
+    def _is_lagging(self) -> bool:
+        """Whether single arrays' metadata shows an older commit than the root."""
+        return self._documented < self._root.commit.number
+
+    def _write_documents(self, root: Root) -> None:
+        write_documents(self.path, root, durable=self._durable)
+        self._documented, self._last_documents = root.commit.number, time.monotonic()
 
     def discard(self) -> None:
         """Throw away what was appended since the last commit."""
@@ -358,7 +379,12 @@ class Writer:
             files.make_directory(self.path / path)
         self._new_groups = [self.path / group for group in ("", *parents(arrays))]
         self._counts.update({a.dimension: 0 for a in arrays.values()})
-        self._appenders = Appenders(self.path, schema, arrays, self._counts, self._limits)
+        self._appenders = self._new_appenders(schema, arrays)
+
+    def _new_appenders(self, schema: Schema, arrays: Mapping[str, ArrayLayout]) -> Appenders:
+        return Appenders(
+            self.path, schema, arrays, self._counts, self._limits, durable=self._durable
+        )
 
     def _with_layout(self, schema: Schema) -> Schema:
         """The schema with the layouts asked for; "auto" stays where data must decide."""
@@ -438,8 +464,11 @@ class Writer:
         note_writing(self.path, self._noted, counts[EPISODE], counts[STEP])
 
     def _commit_if_due(self) -> None:
-        if time.monotonic() - self._last_commit >= self._commit_interval_s:
+        now = time.monotonic()
+        if now - self._last_commit >= self._commit_interval_s:
             self.commit()
+        elif self._is_lagging and now - self._last_documents >= DOCUMENTS_INTERVAL_S:
+            self._write_documents(self._root)
 
     def _check_ready(self, what: str) -> None:
         self._check_open()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 
 import numpy as np
 import pytest
 
 import expstore
 from expstore import Field, Schema
-from expstore.errors import FieldNotFoundError, SchemaError, WriterStateError
+from expstore.errors import FieldNotFoundError, SchemaError, StorageError, WriterStateError
 from tests.storage.made import assert_same, digest, episode, store, writer
 
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
@@ -189,6 +191,50 @@ def test_odd_field_names_do_not_disturb_the_store(tmp_path, name):
 def test_infinite_rewards_are_summed_without_a_warning(tmp_path):
     opened = store(tmp_path / "a.exp", {"reward": np.array([math.inf, -math.inf, 1.0])})
     assert math.isnan(opened.episodes[0]["return"])
+
+
+def test_an_episode_may_take_more_files_than_a_process_may_open(tmp_path):
+    resource = pytest.importorskip("resource")
+    x = np.arange(100_000.0)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 50, before[1]))
+    try:
+        with writer(tmp_path / "a.exp", layout="mapped", chunk_steps=1, durable=True) as out:
+            out.append({"x": x, "y": x})
+            out.append({"x": x, "y": x})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert len(list((tmp_path / "a.exp/steps/x").glob("c.*"))) == 391
+    assert_same(expstore.open(tmp_path / "a.exp").episode(1), {"x": x, "y": x})
+
+
+def test_rows_that_could_not_be_synced_early_are_never_committed(tmp_path, monkeypatch):
+    path, x = tmp_path / "a.exp", np.arange(20_000.0)
+    out = writer(path, layout="mapped", chunk_steps=1, durable=True)
+    out.append({"x": x[:10]})
+    out.commit()
+    out.append({"x": x[:1000]})
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fail)
+        with pytest.raises(StorageError, match=r"cannot sync .*/steps/.*: Input/output error"):
+            out.append({"x": x})
+    assert out.num_episodes == 2
+    with pytest.raises(StorageError, match=r"cannot sync .*/steps/.*: Input/output error"):
+        out.commit()
+    with pytest.raises(WriterStateError, match="close this writer and open a new one"):
+        out.append({"x": x})
+    out.close()
+    with writer(path) as again:
+        assert again.recovery.lost_episodes == 1
+        again.append({"x": x})
+    opened = expstore.open(path)
+    assert_same(opened.episode(0), {"x": x[:10]})
+    assert_same(opened.episode(1), {"x": x})
+    assert expstore.verify(path).is_sound
 
 
 def test_the_number_of_the_episode_is_returned(tmp_path):

@@ -5,6 +5,8 @@ import hashlib
 import json
 import random
 import shutil
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from hypothesis import settings
 import expstore
 from expstore.errors import StorageError, WriterStateError
 from expstore.storage import files
+from expstore.storage import writer as storage_writer
 from expstore.storage.commits import read_history
 from tests.torture.check import check_store
 from tests.torture.child import NEVER_S
@@ -45,10 +48,17 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the operations come in the same order every time."""
-    monkeypatch.setattr(files, "SYNC_THREADS", 1)
+@pytest.fixture(autouse=True)
+def _same_operations_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing side by side, and nothing that depends on the time."""
+
+    def one_after_the_other(calls: Iterable[Callable[[], None]]) -> None:
+        with ExitStack() as stack:  # the first error is raised when all were called
+            for call in reversed(list(calls)):
+                stack.callback(call)
+
+    monkeypatch.setattr(files, "together", one_after_the_other)
+    monkeypatch.setattr(storage_writer, "DOCUMENTS_INTERVAL_S", 0)
 
 
 def writer_of(path: Path, *, durable: bool = True) -> expstore.Writer:
@@ -99,8 +109,8 @@ def is_single(path: str) -> bool:
 # -- killed --------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("_one_thread")
-def test_a_kill_at_any_operation_leaves_a_commit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_kill_at_any_operation_leaves_a_commit(tmp_path: Path, part: int) -> None:
     """Creation, first schema, appends with new files, a stream, two commits and closing.
 
     Before each operation, and in the middle of each write, a copy of the directory is what a
@@ -108,7 +118,8 @@ def test_a_kill_at_any_operation_leaves_a_commit(tmp_path: Path) -> None:
     """
     path, copy = tmp_path / "store.exp", tmp_path / "copy.exp"
     looks: list[Operation] = []
-    states: dict[bytes, int] = {}  # fingerprint -> episodes
+    states: set[bytes] = set()
+    seen: list[int] = []  # episodes of the states that this part looked at
 
     def look(operation: Operation) -> None:
         looks.append(operation)
@@ -119,14 +130,16 @@ def test_a_kill_at_any_operation_leaves_a_commit(tmp_path: Path) -> None:
         if is_hidden or (is_single(changed) and operation.number % (1 if IS_THOROUGH else 5)):
             return
         state = fingerprint(path)
-        if state in states:
+        is_others = state in states or len(states) % PARTS != part
+        states.add(state)
+        if is_others:
             return
         shutil.copytree(path, copy)
-        states[state] = check_store(copy, SMALL, COMMITTED).num_episodes
-        if IS_THOROUGH or len(states) % 3 == 0:
+        seen.append(check_store(copy, SMALL, COMMITTED).num_episodes)
+        if IS_THOROUGH or len(seen) % 3 == 0:
             with writer_of(copy, durable=False) as writer:
-                append_up_to(writer, states[state] + 1)
-            check_store(copy, SMALL, {states[state] + 1})
+                append_up_to(writer, seen[-1] + 1)
+            check_store(copy, SMALL, {seen[-1] + 1})
         shutil.rmtree(copy)
 
     path.mkdir()
@@ -136,7 +149,8 @@ def test_a_kill_at_any_operation_leaves_a_commit(tmp_path: Path) -> None:
         writer.commit()
         append(writer, known_episode(SMALL, 2))
 
-    assert sorted(set(states.values())) == list(COMMITTED)
+    assert sorted(set(seen)) == list(COMMITTED)
+    assert seen == sorted(seen)
     assert len(looks) > 400
     assert len(states) > 80
 
@@ -189,7 +203,7 @@ class Attempt:
     def must_reopen(self) -> bool:
         """Whether a commit cannot know what it left on disk."""
         assert self.fault is not None
-        published = ("zarr.json", "__expstore/commits")
+        published = ("store.exp/zarr.json", "__expstore/commits")
         return self.fault.call == "fsync" or any(name in self.fault.path for name in published)
 
     @property
@@ -221,7 +235,6 @@ def faults_to_try(log: list[Operation]) -> list[int]:
     return chosen
 
 
-@pytest.mark.usefixtures("_one_thread")
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("fresh", [True, False])
 @pytest.mark.parametrize("part", range(PARTS))

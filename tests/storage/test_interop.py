@@ -76,6 +76,9 @@ def path(tmp_path_factory, request) -> Path:
     path = tmp_path_factory.mktemp("interop") / "a.exp"
     with writer(path, **settings) as out:
         out.append(make(LENGTHS[0], 0), seed=3, policy="sac")
+    patch = pytest.MonkeyPatch()
+    patch.setattr("expstore.storage.writer.DOCUMENTS_INTERVAL_S", 0.0)  # no array lags behind
+    request.addfinalizer(patch.undo)
     out = writer(path, **settings)
     for seed, length in enumerate(LENGTHS[1:], 1):
         out.append(make(length, seed))

@@ -19,9 +19,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from pytest import MonkeyPatch
 
 import expstore
 from expstore.errors import SchemaError
+from expstore.storage import writer
 from tests.torture.episodes import Known, Plan, known_episode
 from tests.torture.faults import interposed, killed, small_chunks
 
@@ -38,6 +40,7 @@ class Task:
     moves: list[tuple[str, int]]  # (what, how often), such as ("append", 3)
     durable: bool = True
     commit_interval_s: float = NEVER_S
+    documents_interval_s: float = 0.0  # how long single arrays may lag
     with_schema: bool = False
     leave: str = "close"  # or "exit": without closing
     kill_after_s: float = 0  # from its start; 0 is never
@@ -179,6 +182,8 @@ def work(task: Task) -> None:
     journal = Journal(task.journal)
     try:
         with ExitStack() as stack:
+            patch = stack.enter_context(MonkeyPatch.context())
+            patch.setattr(writer, "DOCUMENTS_INTERVAL_S", task.documents_interval_s)
             stack.enter_context(small_chunks(plan.chunks))
             if task.kill_at:
                 stack.enter_context(interposed(killed(task.kill_at, task.when)))

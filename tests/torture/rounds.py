@@ -167,6 +167,7 @@ def random_task(path: Path, journals: Path, seed: int, number: int) -> Task:
         moves=[(move, 1) for move in moves],
         durable=bool(rng.random() < 0.3),
         commit_interval_s=interval_s,
+        documents_interval_s=float(rng.choice([0.0, 0.05, 1.0])),
         with_schema=bool(rng.random() < 0.3),
         leave=str(rng.choice(["close", "exit"])),
         kill_at=kill_at,
@@ -195,7 +196,7 @@ def play_history(
     keep: bool = False,
     sample: int = 0,
 ) -> Tally:
-    """Play the rounds of one store.
+    """Play the rounds of one store, and of a new one when it has become long.
 
     Raises:
         AssertionError: names seed and round; the store is left as it was found.
@@ -203,14 +204,16 @@ def play_history(
     home = directory / f"seed-{seed}"
     home.mkdir(parents=True)
     history = History(home, seed, sample=sample)
-    for number in range(num_rounds):
+    while history.tally.rounds < num_rounds and not history.is_long:
         try:
             history.play(nursery)
         except Exception as error:
-            where = f"seed {seed}, round {number}, in {history.path}"
+            where = f"seed {seed}, round {history.tally.rounds}, in {history.path}"
             raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
-        if history.is_long:
-            break
     if not keep:
         shutil.rmtree(home)
+    rest = num_rounds - history.tally.rounds
+    if rest:
+        more = play_history(nursery, directory, seed + 1, rest, keep=keep, sample=sample)
+        history.tally += more
     return history.tally
