@@ -41,9 +41,9 @@ class Experience:
                 for name, rows in self.columns.items()
             }
 
-    def write(self, path: Path) -> expstore.Store:
-        """A store of it, mapped."""
-        with expstore.Writer(path, layout="mapped", commit_interval_s=NEVER_S) as writer:
+    def write(self, path: Path, layout: str = "mapped") -> expstore.Store:
+        """A store of it."""
+        with expstore.Writer(path, layout=layout, commit_interval_s=NEVER_S) as writer:
             for episode in self.episodes():
                 writer.append(episode)
         return expstore.open(path)
@@ -73,6 +73,43 @@ def frames(num_steps: int, episode_steps: int, seed: int = 0) -> Experience:
             "reward": rng.standard_normal(num_steps, np.float32),
             **flags(num_steps, episode_steps),
         },
+        episode_steps,
+    )
+
+
+GAMES = ("Pong", "Breakout", "MsPacman", "Seaquest")
+
+
+def atari(num_steps: int, episode_steps: int, seed: int = 0) -> Experience:
+    """Real frames of four games under random actions, sampled down to 64 x 64 x 3.
+
+    A stretch of `episode_steps` frames counts as one episode.
+    """
+    import ale_py
+    import gymnasium
+
+    gymnasium.register_envs(ale_py)
+    rows, columns = (np.linspace(0, n - 1, 64).astype(int) for n in (210, 160))
+    observation = np.empty((num_steps, 64, 64, 3), np.uint8)
+    action = np.empty(num_steps, np.int64)
+    reward = np.empty(num_steps, np.float32)
+    num_stretches = num_steps // episode_steps
+    shares = np.array_split(np.arange(num_stretches), len(GAMES))
+    for game, share in zip(GAMES, shares, strict=True):
+        with gymnasium.make(f"ALE/{game}-v5") as env:
+            env.action_space.seed(seed)
+            frame, _ = env.reset(seed=seed)
+            start = int(share[0]) * episode_steps if len(share) else 0
+            for step in range(start, start + len(share) * episode_steps):
+                observation[step] = frame[rows][:, columns]
+                action[step] = env.action_space.sample()
+                frame, reward[step], terminated, truncated, _ = env.step(action[step])
+                if terminated or truncated:
+                    frame, _ = env.reset()
+    filled = num_stretches * episode_steps
+    data = {"observation": observation, "action": action, "reward": reward}
+    return Experience(
+        {**{n: a[:filled] for n, a in data.items()}, **flags(filled, episode_steps)},
         episode_steps,
     )
 

@@ -14,6 +14,8 @@ SCALES = ("full", "quick", "tiny")  # tiny proves that all runs; its figures mea
 WORKLOADS = {
     "windows-vectors": "benchmarks.windows:run_vectors",
     "windows-frames": "benchmarks.windows:run_frames",
+    "windows-atari": "benchmarks.atari:run_windows",
+    "append-atari": "benchmarks.atari:run_append",
     "memory": "benchmarks.memory:run_memory",
     "open": "benchmarks.opening:run_opening",
     "append": "benchmarks.append:run_append",

@@ -1,7 +1,8 @@
 """The main job on real experience: record HalfCheetah-v5, inspect the store, train from windows.
 
-Run by `scripts/demo`, which makes the environment. The model sees ten steps (observation and
-action) and predicts the observation after them.
+Then the same with frames of an Atari game (`demo_atari.py`). Run by `scripts/demo`, which makes
+the environment. The model sees ten steps (observation and action) and predicts the observation
+after them.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ def main() -> None:
     run("inspect", path)
     console.rule(f"3. Learn to predict the next observation from {LENGTH} steps")
     train(path, size.num_batches)
+    demo_atari.main(directory, quick=arguments.quick)
     console.rule("What to try next")
     suggest(path)
 
@@ -218,4 +220,7 @@ def suggest(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    sys.modules["demo"] = sys.modules["__main__"]  # so that the second half uses this one
+    import demo_atari
+
     main()

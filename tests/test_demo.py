@@ -29,7 +29,7 @@ def error_of(output: str, predictor: str) -> float:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_demo_learns_and_runs_again_on_the_same_store(tmp_path: Path) -> None:
-    for extra in ("torch", "gymnasium", "mujoco"):
+    for extra in ("torch", "gymnasium", "mujoco", "ale_py"):
         pytest.importorskip(extra)
 
     output = run_demo(tmp_path, "made here", "--quick")
@@ -42,7 +42,11 @@ def test_the_demo_learns_and_runs_again_on_the_same_store(tmp_path: Path) -> Non
         after = error_of(text, "after training")
         assert after < 0.5 * error_of(text, "before training")
         assert after < 0.5 * error_of(text, "next = current")
+        assert error_of(text, "frames, trained") < 0.7 * error_of(text, "frames, before")
     assert expstore.verify(path).is_sound
+    frames = tmp_path / "made here/pong.exp"
+    assert expstore.open(frames).fields["observation"].layout == "coded"
+    assert expstore.verify(frames).is_sound
 
 
 def test_an_option_that_is_not_there_is_refused_before_anything_is_made(tmp_path: Path) -> None:

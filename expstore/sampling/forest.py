@@ -280,10 +280,10 @@ def _integers(steps: Any) -> NDArray[np.int64]:
 
 
 def _as_runs(saved: Any) -> Runs:
-    runs_ = np.array(saved)
-    if not runs_.size:
+    bounds = np.array(saved)
+    if not bounds.size:
         return _NONE
-    flat = runs_.reshape(-1)
-    if runs_.dtype != np.int64 or runs_.shape[1:] != (2,) or not (np.diff(flat) > 0).all():
+    rises = np.diff(bounds.reshape(-1), prepend=-1) > 0
+    if bounds.dtype != np.int64 or bounds.shape[1:] != (2,) or not rises.all():
         raise ValueError("runs of steps that do not ascend")
-    return runs_
+    return bounds

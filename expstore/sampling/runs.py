@@ -57,10 +57,9 @@ def union(one: Runs, other: Runs) -> Runs:
     runs = np.concatenate([one, other])
     runs = runs[np.argsort(runs[:, 0], kind="stable")]
     stop = np.maximum.accumulate(runs[:, 1])
-    begins = np.ones(len(runs), np.bool_)
-    begins[1:] = runs[1:, 0] > stop[:-1]
-    at = np.flatnonzero(begins)
-    return np.stack([runs[at, 0], stop[np.append(at[1:], len(runs)) - 1]], axis=1)
+    is_first, is_last = np.ones((2, len(runs)), np.bool_)
+    is_first[1:] = is_last[:-1] = runs[1:, 0] > stop[:-1]
+    return np.stack([runs[is_first, 0], stop[is_last]], axis=1)
 
 
 def holds(runs: Runs, steps: NDArray[np.int64]) -> NDArray[np.bool_]:

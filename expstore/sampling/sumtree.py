@@ -43,6 +43,7 @@ class SumTree:
 
     def __init__(self, alpha: float, eps: float, first: int = 0) -> None:
         check_power(alpha, eps)
+        assert first >= 0, first  # below 0, no node spans all slots
         self.alpha, self.eps = float(alpha), float(eps)
         self.first = self.stop = first
         self._raw = np.empty(0, np.float32)  # (C,) of the slots from _origin on

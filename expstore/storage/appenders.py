@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,8 @@ class Appenders(Mapping[str, Appender]):
     Attributes:
         schema: with the layouts decided so far.
         arrays: every array's layout.
+        has_failed: rows could not be synced. The system reports this once, then forgets the
+            rows: no commit may follow.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Appenders(Mapping[str, Appender]):
     ) -> None:
         self.schema = schema
         self.arrays = dict(arrays)
+        self.has_failed = False
         self._root, self._limits, self._durable = root, limits, durable
         self._undecided = {n for n, f in schema.fields.items() if is_undecided(f)}
         waiting = {path for name in self._undecided for path in _arrays_of_field(schema, name)}
@@ -113,10 +116,18 @@ class Appenders(Mapping[str, Appender]):
         assert isinstance(appender, UndecidedAppender), path
         return appender
 
+    def _sync(self, calls: list[Callable[[], None]]) -> None:
+        if self._durable:
+            try:
+                files.together(calls)
+            except BaseException:
+                self.has_failed = True
+                raise
+
     def _appender(self, layout: ArrayLayout, num_rows: int) -> Appender:
         if layout.is_coded:
             return CodedAppender(self._root, layout, num_rows)
-        return MappedAppender(self._root, layout, num_rows, durable=self._durable)
+        return MappedAppender(self._root, layout, num_rows, self._sync)
 
 
 def _arrays_of_field(schema: Schema, name: str) -> list[str]:

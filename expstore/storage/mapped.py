@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,22 @@ MAX_UNSYNCED = 4  # full files of an array that wait for the commit; a process m
 
 
 class MappedAppender:
-    """Appends rows to one array; what it wrote counts only once a commit says so."""
+    """Appends rows to one array; what it wrote counts only once a commit says so.
+
+    Args:
+        sync: runs calls out of `syncs` before the commit does.
+    """
 
     def __init__(
-        self, root: Path, layout: ArrayLayout, num_rows: int, *, durable: bool = True
+        self,
+        root: Path,
+        layout: ArrayLayout,
+        num_rows: int,
+        sync: Callable[[list[Any]], None] = files.together,
     ) -> None:
         self.root = root
         self.layout = layout
-        self._durable = durable
-        self._failed: BaseException | None = None  # why rows that were written may be lost
+        self._sync = sync
         self.num_rows = num_rows  # appended, whether written or still collected
         self._num_committed = num_rows
         self._written = num_rows
@@ -70,8 +78,6 @@ class MappedAppender:
 
     def syncs(self) -> list[Any]:
         """The calls that make the written rows durable, to be run side by side."""
-        if self._failed is not None:
-            raise self._failed
         calls: list[Any] = [
             lambda descriptor=descriptor, path=path: files.sync(descriptor, path)
             for descriptor, path in self._unsynced.items()
@@ -127,13 +133,7 @@ class MappedAppender:
 
     def _settle(self) -> None:
         """Sync full files before the commit does, and close them."""
-        if self._durable:
-            try:
-                files.together(self.syncs())
-            except BaseException as error:
-                # The system reports this once, then forgets the rows: no commit may follow.
-                self._failed = error
-                raise
+        self._sync(self.syncs())
         done, self._unsynced = {*self._unsynced, self._descriptor}, {}
         self._chunk, self._descriptor = -1, -1
         files.close_all(done)

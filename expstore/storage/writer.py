@@ -199,7 +199,7 @@ class Writer:
         if self._closed:
             return
         try:
-            if os.getpid() == self._process and self._broken is None:
+            if os.getpid() == self._process and self._trouble is None:
                 if self._stream is not None:
                     self._stream.discard()
                 self.commit()
@@ -302,7 +302,7 @@ class Writer:
 
         def drop() -> None:
             self._stream = None
-            if self._broken is None and os.getpid() == self._process:
+            if self._trouble is None and os.getpid() == self._process:
                 self._rewind()
 
         calls = StreamCalls(self._check_open, self._begin, end, drop)
@@ -477,6 +477,11 @@ class Writer:
                 f"cannot {what} while an episode is open; end or discard that one first"
             )
 
+    @property
+    def _trouble(self) -> str | None:
+        """Why nobody knows what is on disk, if so."""
+        return "a sync failed" if self._appenders.has_failed else self._broken
+
     def _check_open(self) -> None:
         if os.getpid() != self._process:
             raise WriterStateError(
@@ -485,9 +490,9 @@ class Writer:
             )
         if self._closed:
             raise WriterStateError(f"the writer of {self.path} is closed; open a new one")
-        if self._broken is not None:
+        if self._trouble is not None:
             raise WriterStateError(
-                f"{self._broken} at {self.path}, so what is on disk is not known; close this "
+                f"{self._trouble} at {self.path}, so what is on disk is not known; close this "
                 "writer and open a new one, which finds the last commit"
             )
 

@@ -83,7 +83,7 @@ def test_how_a_tree_came_about_does_not_change_a_bit_of_it(first, num_slots, dat
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     raw = (rng.random(num_slots) ** 8).astype(np.float32)
     whole = tree_of(raw, alpha=0.6, first=first)
-    before = data.draw(st.integers(0, 2000))
+    before = data.draw(st.integers(0, min(first, 2000)))
     grown = tree_of(rng.random(before), alpha=0.6, first=first - before)
     for part in np.array_split(raw, data.draw(st.integers(1, 9))):
         grown.extend(part[::-1].copy())

@@ -223,10 +223,9 @@ def test_rows_that_could_not_be_synced_early_are_never_committed(tmp_path, monke
         with pytest.raises(StorageError, match=r"cannot sync .*/steps/.*: Input/output error"):
             out.append({"x": x})
     assert out.num_episodes == 2
-    with pytest.raises(StorageError, match=r"cannot sync .*/steps/.*: Input/output error"):
-        out.commit()
-    with pytest.raises(WriterStateError, match="close this writer and open a new one"):
-        out.append({"x": x})
+    for call in (out.commit, lambda: out.append({"x": x}), out.episode, out.discard):
+        with pytest.raises(WriterStateError, match="close this writer and open a new one"):
+            call()
     out.close()
     with writer(path) as again:
         assert again.recovery.lost_episodes == 1
