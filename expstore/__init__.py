@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from expstore.loading.dataset import sequence_loader as sequence_loader
     from expstore.loading.replay import Replay as Replay
     from expstore.loading.units import Step as Step
+    from expstore.sampling.mixture import Mixture as Mixture
+    from expstore.sampling.prioritized import Prioritized as Prioritized
     from expstore.sampling.ring import Ring as Ring
     from expstore.sampling.sequence import Sequence as Sequence
     from expstore.sampling.sequence import SequenceConfig as SequenceConfig
@@ -47,6 +49,8 @@ _LAZY = {
     "FieldSummary": "expstore.summary",
     "IngestProgress": "expstore.ingest.report",
     "IngestReport": "expstore.ingest.report",
+    "Mixture": "expstore.sampling.mixture",
+    "Prioritized": "expstore.sampling.prioritized",
     "Replay": "expstore.loading.replay",
     "Ring": "expstore.sampling.ring",
     "Sequence": "expstore.sampling.sequence",
@@ -71,6 +75,8 @@ __all__ = [
     "FieldSummary",
     "IngestProgress",
     "IngestReport",
+    "Mixture",
+    "Prioritized",
     "Replay",
     "Ring",
     "Schema",

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from expstore.errors import SchemaError, StateError
+from expstore.errors import EvictedError, SchemaError, StateError
 from expstore.loading.batch import Batch
 from expstore.loading.reader import BatchReader
 from expstore.loading.units import Step, Unit
 from expstore.sampling.draw import Draw, Sampler
+from expstore.sampling.priority import reduce_priorities
+from expstore.sampling.starts import full_starts
 from expstore.sampling.uniform import Uniform
+from expstore.spans import Spans
 from expstore.storage.store import Store
 
 STATE_VERSION = 1
@@ -36,6 +43,7 @@ class Replay:
         prefetch: batches read ahead by a thread.
         seed: any integer.
         follow: pick up new commits between draws, at the price of one `stat` each.
+        starts: "all" draws every step, "full" only those whose whole window lies in its episode.
         num_threads: that copy rows; by default the number of cores, at most 4.
 
     Raises:
@@ -65,6 +73,7 @@ class Replay:
         prefetch: int = 0,
         seed: int = 0,
         follow: bool = False,
+        starts: str = "all",
         num_threads: int | None = None,
     ) -> None:
         for name, value, least in (("batch_size", batch_size, 1), ("prefetch", prefetch, 0)):
@@ -79,8 +88,13 @@ class Replay:
         self.device = torch.device(device)
         self._reader = BatchReader(store, self.unit, fields, num_threads)
         self._prefetch = prefetch
-        self._ahead: deque[tuple[dict[str, Any], Future[Batch]]] = deque()
+        if starts not in ("all", "full"):
+            raise SchemaError(f'starts must be "all" or "full", got {starts!r}')
+        self._starts = starts
+        self._population: tuple[Spans, Spans] | None = None  # of the store, and what is drawn from
+        self._ahead: deque[tuple[Drawn, Future[Batch]]] = deque()
         self._thread = ThreadPoolExecutor(1, "expstore-replay") if prefetch else None
+        self._lock = threading.Lock()
 
     def sample(self) -> Batch:
         """The next batch.
@@ -88,28 +102,73 @@ class Replay:
         Raises:
             StepRangeError: the store holds no steps.
         """
-        if self._thread is None:
-            return self._read(*self._draw())
-        while len(self._ahead) <= self._prefetch:
-            before = self.sampler.state_dict()
-            self._ahead.append((before, self._thread.submit(self._read, *self._draw())))
-        return self._ahead.popleft()[1].result()
+        while True:
+            try:
+                return self._next_batch()
+            except EvictedError:
+                if not self.follow:
+                    raise  # else it was evicted after it was drawn: the next draw knows
 
     def __iter__(self) -> Iterator[Batch]:
         while True:
             yield self.sample()
 
+    def update_priority(
+        self,
+        batch: Batch | None = None,
+        priority: Any = None,
+        *,
+        region: str = "window",
+        steps: Any = None,
+    ) -> None:
+        """Give anchors new priorities, for a sampler that has some.
+
+        An anchor that comes several times in a batch gets its largest value. Anchors that were
+        evicted meanwhile are ignored.
+
+        Args:
+            batch: what `sample` gave.
+            priority: numbers of at least 0, such as absolute temporal-difference errors, as a
+                tensor or an array: (B,) for the anchors, or (B, W) for the records, of which
+                the largest valid one counts. With `steps`, (n,).
+            region: "window" for all valid records, "learning" for those of the learning region.
+            steps: (n,) step numbers in place of a batch; the last one of a repeated step counts.
+
+        Raises:
+            SchemaError: another shape, or negative, NaN or infinite values; nothing has changed.
+            StateError: the sampler has no priorities.
+        """
+        sampler: Any = self.sampler
+        if not hasattr(sampler, "update"):
+            raise StateError(
+                f"{type(sampler).__name__} has no priorities; give sampler=Prioritized()"
+            )
+        values = as_numbers(priority)
+        if steps is not None:
+            chosen = as_numbers(steps)
+        elif batch is not None:
+            chosen, values = reduced(batch, values, region)
+        else:
+            raise SchemaError("give a batch, or steps=, together with the priorities")
+        with self._lock:
+            sampler.update(self._drawn_from(self.store), chosen, values)
+
     def state_dict(self) -> dict[str, Any]:
-        """Plain integers and strings: where this Replay stands, for `load_state_dict`."""
-        undelivered = self._ahead[0][0] if self._ahead else None
-        return {
-            "version": STATE_VERSION,
-            "seed": self.seed,
-            "batch_size": self.batch_size,
-            "unit": repr(self.unit),
-            "sampler": self.sampler.state_dict() if undelivered is None else undelivered,
-            "stores": identities(self.store),
-        }
+        """Where this Replay stands, for `load_state_dict`.
+
+        Plain integers, floats, strings and lists, and for prioritized samplers arrays.
+        Batches that were read ahead are in it as what was drawn.
+        """
+        with self._lock:
+            return {
+                "version": STATE_VERSION,
+                "seed": self.seed,
+                "batch_size": self.batch_size,
+                "unit": repr(self.unit),
+                "sampler": self.sampler.state_dict(),
+                "ahead": [drawn.to_state() for drawn, _ in self._ahead],
+                "stores": identities(self.store),
+            }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken.
@@ -118,29 +177,121 @@ class Replay:
             StateError: it belongs to another store, unit, batch size or kind of sampler.
         """
         check_state(state, self.state_dict(), ("version", "batch_size", "unit"))
-        self.sampler.load_state_dict(state["sampler"])
-        self.seed = state["seed"]
-        self._drop_ahead()
+        ahead = [Drawn.from_state(self.store, entry) for entry in state["ahead"]]
+        with self._lock:
+            self.sampler.load_state_dict(state["sampler"])
+            self.seed = state["seed"]
+            self._drop_ahead()
+            self._ahead.extend((drawn, self._submitted(drawn)) for drawn in ahead)
+
+    def __enter__(self) -> Replay:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
-        """End the thread that reads ahead."""
+        """End the thread that reads ahead; the end of a `with` block calls it."""
         self._drop_ahead()
         if self._thread is not None:
             self._thread.shutdown(wait=True)
 
-    def _draw(self) -> tuple[Store, Draw]:
+    def _next_batch(self) -> Batch:
+        with self._lock:  # draws are made one after the other, whoever asks
+            if self._thread is None and not self._ahead:
+                drawn = self._draw()
+            else:
+                while len(self._ahead) <= self._prefetch:
+                    drawn = self._draw()
+                    self._ahead.append((drawn, self._submitted(drawn)))
+                return self._ahead.popleft()[1].result()
+        return self._read(drawn)
+
+    def _draw(self) -> Drawn:
         if self.follow:
             self.store = self.store.latest()
-        return self.store, self.sampler.draw(self.store.spans, self.batch_size, self.seed)
+        spans = self._drawn_from(self.store)
+        draw = self.sampler.draw(spans, self.batch_size, self.seed)
+        if spans is not self.store.spans:
+            positions = self.store.spans.positions_of(spans.steps_at(draw.anchors))
+            draw = replace(draw, anchors=positions)
+        return Drawn(self.store, draw)
 
-    def _read(self, store: Store, draw: Draw) -> Batch:
-        batch = self._reader.read(store, draw)
+    def _drawn_from(self, store: Store) -> Spans:
+        shape = getattr(self.unit, "shape", None)
+        if self._starts == "all" or shape is None:
+            return store.spans
+        if self._population is None or self._population[0] is not store.spans:
+            self._population = store.spans, full_starts(store.spans, shape)
+        return self._population[1]
+
+    def _submitted(self, drawn: Drawn) -> Future[Batch]:
+        if self._thread is not None:
+            return self._thread.submit(self._read, drawn)
+        batch: Future[Batch] = Future()  # of a state whose Replay read ahead, this one does not
+        batch.set_result(self._read(drawn))
+        return batch
+
+    def _read(self, drawn: Drawn) -> Batch:
+        batch = self._reader.read(drawn.store, drawn.draw)
         return batch if self.device.type == "cpu" else batch.to(self.device)
 
     def _drop_ahead(self) -> None:
         for _, future in self._ahead:
             future.cancel()
         self._ahead.clear()
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What was drawn for a batch, and from which commit."""
+
+    store: Store
+    draw: Draw
+
+    def to_state(self) -> dict[str, list[Any]]:
+        """Step numbers, so that it still holds when the store has grown."""
+        steps = self.store.spans.steps_at(self.draw.anchors)
+        weight, probability = self.draw.weight, self.draw.probability
+        return {
+            "steps": steps.tolist(),
+            "weight": weight.tolist(),
+            "probability": probability.tolist(),
+        }
+
+    @staticmethod
+    def from_state(store: Store, state: dict[str, list[Any]]) -> Drawn:
+        anchors = store.spans.positions_of(np.array(state["steps"], np.int64))
+        probability = np.array(state["probability"], np.float64)
+        return Drawn(store, Draw(anchors, probability, np.array(state["weight"], np.float32)))
+
+
+def as_numbers(values: Any) -> NDArray[Any]:
+    """A tensor, array or list as an array."""
+    if isinstance(values, torch.Tensor):
+        values = values.detach().to("cpu", torch.float64 if values.is_floating_point() else None)
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise SchemaError(f"priorities must be numbers, got {type(values).__name__}")
+    return array
+
+
+def reduced(batch: Batch, priority: NDArray[Any], region: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """One priority for each distinct anchor of a batch."""
+    anchors, valid = batch.info.anchor_index.cpu().numpy(), batch.info.validity_mask.cpu().numpy()
+    if region not in ("window", "learning"):
+        raise SchemaError(f'region must be "window" or "learning", got {region!r}')
+    if priority.shape == anchors.shape[:1]:
+        first = anchors.reshape(len(anchors), -1)[:, 0]
+        return reduce_priorities(first, priority, np.ones(len(first), bool))
+    if priority.shape != anchors.shape:
+        raise SchemaError(
+            f"priorities must have shape {tuple(anchors.shape[:1])} for the anchors or "
+            f"{tuple(anchors.shape)} for the records, got {priority.shape}; reduce or reshape them"
+        )
+    if region == "learning":
+        valid = valid & batch.info.learning_mask.cpu().numpy()
+    return reduce_priorities(anchors, priority, valid)
 
 
 def identities(store: Store) -> list[dict[str, Any]]:

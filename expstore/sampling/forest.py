@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -120,20 +121,15 @@ class Forest:
             self.num_ignored += num_missing
             stay = positions >= 0
             positions, raw = positions[stay], raw[stay]
-        for stream, here in self._by_stream(positions):
-            tree = self.trees[stream]
-            slots = positions[here] + (tree.first - int(self.streams[stream]))
-            largest = tree.update(slots, raw[here])
-            if len(slots):
-                self.largest = max(largest, self.largest or 0.0)
+        for tree, here, slots in self._in_trees(positions):
+            self.largest = max(tree.update(slots, raw[here]), self.largest or 0.0)
 
     def priorities(self, steps: NDArray[Any]) -> NDArray[np.float32]:
         """See ``Prioritized.priorities``."""
         flat = _integers(steps).reshape(-1)
-        positions = self._held.positions_of(flat)
         out = np.empty(len(flat), np.float32)
-        for stream, here in self._by_stream(positions):
-            out[here] = self.trees[stream].raw[positions[here] - int(self.streams[stream])]
+        for tree, here, slots in self._in_trees(self._held.positions_of(flat)):
+            out[here] = tree.raw[slots - tree.first]
         return out.reshape(np.shape(steps))
 
     def _located(self, steps: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
@@ -153,12 +149,13 @@ class Forest:
                 "anchor_index"
             )
 
-    def _by_stream(self, positions: NDArray[np.int64]) -> list[tuple[int, Any]]:
-        """The streams that positions (n,) are in, each with where in the n."""
-        if len(self.trees) == 1:
-            return [(0, slice(None))]
-        stream = np.searchsorted(self.streams, positions, side="right") - 1
-        return [(k, np.flatnonzero(stream == k)) for k in np.unique(stream).tolist()]
+    def _in_trees(
+        self, positions: NDArray[np.int64]
+    ) -> Iterator[tuple[SumTree, Any, NDArray[np.int64]]]:
+        """Each tree that positions (n,) are in, with where in the n, and their slots."""
+        for k, here in _parted(self.streams[:-1], positions):
+            tree = self.trees[k]
+            yield tree, here, positions[here] + (tree.first - int(self.streams[k]))
 
     # -- drawing ---------------------------------------------------------------------------------
 
@@ -176,12 +173,12 @@ class Forest:
             slots, leaves = self.trees[0].draw(masses)
             return slots - self.trees[0].first, leaves
         ends = self._ends()
-        last = int(np.searchsorted(ends, ends[-1]))  # of the streams that hold anything
-        stream = np.minimum(np.searchsorted(ends, masses, side="right"), last)
+        last = int(np.searchsorted(ends, ends[-1]))  # tree above 0, where rounding may lead past
+        begins = np.append(0.0, ends[:last])
         positions, leaves = np.empty(len(masses), np.int64), np.empty(len(masses))
-        for k in np.unique(stream).tolist():
-            here, tree = np.flatnonzero(stream == k), self.trees[k]
-            slots, leaves[here] = tree.draw(masses[here] - (ends[k - 1] if k else 0.0))
+        for k, here in _parted(begins, masses):
+            tree = self.trees[k]
+            slots, leaves[here] = tree.draw(masses[here] - begins[k])
             positions[here] = slots + (int(self.streams[k]) - tree.first)
         return positions, leaves
 
@@ -246,6 +243,19 @@ class Forest:
                     f"{int(was[0, 0])} to {int(was[-1, 1]) - 1}, which are others than those of "
                     "this selection; load it on the store and view it was saved with"
                 )
+
+
+def _parted(begins: NDArray[Any], values: NDArray[Any]) -> list[tuple[int, Any]]:
+    """The parts, the k-th from ``begins[k]`` on, that hold any of ``values``, and which they hold.
+
+    In each part, values are in the order in which they come.
+    """
+    if len(begins) == 1:
+        return [(0, slice(None))] if len(values) else []
+    part = np.searchsorted(begins, values, side="right") - 1
+    order = np.argsort(part, kind="stable")
+    bounds = np.searchsorted(part[order], np.arange(len(begins) + 1)).tolist()
+    return [(k, order[low:high]) for k, (low, high) in enumerate(pairwise(bounds)) if low < high]
 
 
 def check_update(

@@ -311,3 +311,160 @@ def test_a_store_may_grow_while_it_is_sampled(tmp_path: Path):
             assert equal(again.sample(), got)
     assert expstore.open(tmp_path / "a.exp").num_steps == sum(LENGTHS) + 200
     assert np.array_equal(store.read([0, 1], ["action"])["action"], [0, 1])
+
+
+def prioritized(store: expstore.Store, prefetch: int = 0, **options: object) -> expstore.Replay:
+    sampler = expstore.Prioritized(alpha=1.0, beta=1.0, eps=0.0)
+    return expstore.Replay(
+        store, 32, sampler=sampler, seed=4, prefetch=prefetch, **{"unit": None, **options}
+    )
+
+
+def test_steps_are_drawn_by_the_priorities_they_were_given(tmp_path: Path):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+    replay = prioritized(store)
+    replay.update_priority(steps=np.arange(115), priority=np.zeros(115))
+    replay.update_priority(steps=[7, 50], priority=[1.0, 3.0])
+
+    batches = [replay.sample() for _ in range(30)]
+
+    index = torch.cat([batch.info.index for batch in batches])
+    assert set(index.tolist()) == {7, 50}
+    assert 0.7 < float((index == 50).float().mean()) < 0.8
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_a_batch_gives_its_anchors_the_largest_of_their_values(tmp_path: Path, records: bool):
+    store = fill(tmp_path / "a.exp", [4])
+    replay = prioritized(store, unit=expstore.Sequence(length=3))
+    batch = replay.sample()
+    error = batch.info.index.float() + 1 if records else torch.arange(32.0)
+    replay.update_priority(batch, error)
+
+    anchors = batch.info.anchor_index[:, 0]
+    steps = np.unique(anchors.numpy())
+    found = replay.sampler.priorities(store.spans, steps)
+    if records:
+        assert found.tolist() == [min(step + 2, 3) + 1 for step in steps]
+    else:
+        assert found.tolist() == [float(error[anchors == step].max()) for step in steps.tolist()]
+
+
+def test_only_the_learning_region_counts_if_asked(tmp_path: Path):
+    store = fill(tmp_path / "a.exp", [40])
+    replay = prioritized(store, unit=expstore.Sequence(length=1, burn_in=1))
+    batch = replay.sample()
+    error = torch.tensor([[9.0, 2.0]]).expand(32, 2)
+    replay.update_priority(batch, error, region="learning")
+    steps = np.unique(batch.info.anchor_index.numpy())
+    assert set(replay.sampler.priorities(store.spans, steps).tolist()) == {2.0}
+
+
+@pytest.mark.parametrize(
+    ("priority", "text"),
+    [
+        (torch.ones(31), r"must have shape \(32,\) .* or \(32, 3\)"),
+        (torch.ones(32, 1), "got \\(32, 1\\)"),
+        (torch.ones(32, 3, 1), "got \\(32, 3, 1\\)"),
+        (-torch.ones(32), "must be from 0 to"),
+        (torch.full((32,), float("nan")), "NaN|nan"),
+        (torch.full((32, 3), float("inf")), "inf"),
+        ("high", "must be numbers"),
+    ],
+)
+def test_priorities_that_make_no_sense_are_refused(tmp_path: Path, priority: object, text: str):
+    replay = prioritized(fill(tmp_path / "a.exp", [40]), unit=expstore.Sequence(length=3))
+    batch = replay.sample()
+    with pytest.raises(SchemaError, match=text):
+        replay.update_priority(batch, priority)
+
+
+def test_a_sampler_without_priorities_says_so(tmp_path: Path):
+    replay = expstore.Replay(fill(tmp_path / "a.exp", [40]), 4)
+    with pytest.raises(StateError, match="Uniform has no priorities"):
+        replay.update_priority(replay.sample(), torch.ones(4))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_prioritized_sampling_resumes_exactly(tmp_path: Path, prefetch: int):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+    first = prioritized(store, prefetch)
+    for _ in range(6):
+        batch = first.sample()
+        first.update_priority(batch, batch.info.index.float() % 7)
+    state = pickle.loads(pickle.dumps(first.state_dict()))
+
+    def go_on(replay: expstore.Replay) -> list[Batch]:
+        batches = []
+        for _ in range(8):
+            batches.append(replay.sample())
+            replay.update_priority(batches[-1], batches[-1].info.index.float() % 5)
+        return batches
+
+    expected = go_on(first)
+    resumed = prioritized(store, prefetch)
+    resumed.load_state_dict(state)
+    assert all(map(equal, go_on(resumed), expected))
+    first.close()
+    resumed.close()
+
+
+def test_new_steps_enter_at_the_largest_priority(tmp_path: Path):
+    replay = prioritized(fill(tmp_path / "a.exp", [10]), follow=True)
+    replay.update_priority(steps=np.arange(10), priority=np.full(10, 5.0))
+    fill(tmp_path / "a.exp", [10])
+    replay.sample()
+    assert replay.sampler.priorities(replay.store.spans, np.arange(10, 20)).tolist() == [5.0] * 10
+
+
+def test_full_starts_give_whole_windows_only(tmp_path: Path):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+    unit = expstore.Sequence(length=6, burn_in=2)
+    replay = expstore.Replay(store, 64, unit=unit, starts="full")
+    seen = set()
+    for _ in range(30):
+        batch = replay.sample()
+        assert bool(batch.info.validity_mask.all())
+        assert torch.equal(batch["action"], batch.info.index)
+        seen |= set(batch.info.anchor_index[:, 0].tolist())
+    ends = np.cumsum(LENGTHS)
+    whole = {s for end, n in zip(ends, LENGTHS, strict=True) for s in range(end - n + 2, end - 5)}
+    assert seen == whole
+
+
+def test_several_threads_may_sample_one_replay(tmp_path: Path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    store = fill(tmp_path / "a.exp", LENGTHS)
+    replay = expstore.Replay(store, 16, unit=expstore.Sequence(length=4), seed=5)
+    alone = expstore.Replay(store, 16, unit=expstore.Sequence(length=4), seed=5)
+    with ThreadPoolExecutor(4) as pool:
+        batches = list(pool.map(lambda _: replay.sample(), range(40)))
+    drawn = sorted(batch.info.index.tolist() for batch in batches)
+    assert drawn == sorted(alone.sample().info.index.tolist() for _ in range(40))
+
+
+def test_a_training_run_follows_a_recording_that_evicts(tmp_path: Path):
+    import threading
+
+    path, stop = tmp_path / "a.exp", threading.Event()
+
+    def record() -> None:
+        with expstore.Writer(path, capacity_steps=400, durable=False) as writer:
+            while not stop.is_set():
+                writer.append(episode(writer.num_steps, 20), tag=20)
+                writer.commit()
+
+    fill(path, [20] * 20, capacity_steps=400)
+    recorder = threading.Thread(target=record)
+    recorder.start()
+    try:
+        replay = prioritized(expstore.open(path), unit=expstore.Sequence(length=8), follow=True)
+        for _ in range(60):
+            batch = replay.sample()
+            assert torch.equal(batch["action"], batch.info.index)
+            replay.update_priority(batch, batch.info.validity_mask.float())
+    finally:
+        stop.set()
+        recorder.join()
+    assert int(batch.info.index.max()) >= 400

@@ -24,6 +24,7 @@ class Chunks:
 
     rows: int  # most of a chunk or shard
     inner_rows: int  # of an inner chunk
+    write_bytes: int  # rows are collected up to this size before they are written
     page_bytes: int  # a chunk is a multiple of it; below the real page, files are read one by one
 
 
@@ -54,7 +55,7 @@ class Plan:
             has_next_reward=False,
             has_noise=False,
             chunk_steps=16,
-            chunks=Chunks(rows=16, inner_rows=8, page_bytes=64),
+            chunks=Chunks(rows=16, inner_rows=8, write_bytes=1, page_bytes=64),
         )
 
     @staticmethod
@@ -84,6 +85,7 @@ class Plan:
             chunks=Chunks(
                 rows=int(2 ** rng.integers(3, 13)),
                 inner_rows=int(2 ** rng.integers(2, 7)),
+                write_bytes=int(rng.choice([1, 1000, 256 << 10])),
                 page_bytes=int(rng.choice([64, 4096])),
             ),
         )

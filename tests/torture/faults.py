@@ -17,7 +17,7 @@ from typing import Any
 
 from pytest import MonkeyPatch
 
-from expstore.storage import files, layout
+from expstore.storage import files, layout, mapped
 from tests.torture.episodes import Chunks
 
 # Calls that change something. `open` counts where it may create or write.
@@ -225,4 +225,5 @@ def small_chunks(chunks: Chunks) -> Iterator[None]:
         patch.setattr(layout, "shard_rows", shard_rows)
         patch.setattr(layout, "inner_rows", lambda row_bytes: chunks.inner_rows)
         patch.setattr(layout, "PAGE_BYTES", chunks.page_bytes)
+        patch.setattr(mapped, "WRITE_BYTES", chunks.write_bytes)
         yield
