@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expstore.errors import SchemaError, StateError, StepRangeError
+from expstore.sampling.forest import Forest
 from expstore.sampling.prioritized import Prioritized
 from expstore.spans import Spans
 
@@ -92,10 +93,11 @@ def test_stratified_anchors_have_a_part_of_the_sum_each():
 def test_a_weight_is_relative_to_the_smallest_leaf_of_all(beta):
     spans, raw = union([(0, 3)], [(0, 1)]), [4.0, 9.0, 16.0, 1.0]
     sampler = given_priorities(spans, raw, alpha=0.5, beta=beta, eps=0.0)
-    draw = sampler.draw(spans, 100, seed=0)
-    expected = np.array([2.0, 3.0, 4.0, 1.0])[draw.anchors] ** -beta
-    assert draw.weight == pytest.approx(expected.astype(np.float32), rel=1e-6)
-    assert (draw.weight.dtype, draw.anchors.dtype) == (np.float32, np.int64)
+    for batch_size in [1] * 30 + [100]:  # also where the smallest is not in the batch
+        draw = sampler.draw(spans, batch_size, seed=0)
+        expected = np.array([2.0, 3.0, 4.0, 1.0])[draw.anchors] ** -beta
+        assert draw.weight == pytest.approx(expected.astype(np.float32), rel=1e-6)
+        assert (draw.weight.dtype, draw.anchors.dtype) == (np.float32, np.int64)
     assert draw.weight.max() == 1.0
 
 
@@ -136,6 +138,13 @@ def test_nothing_can_be_drawn_from_nothing():
         Prioritized().draw(EMPTY, 4, seed=0)
     with pytest.raises(SchemaError, match="batch_size must be at least 1, got 0"):
         Prioritized().draw(steps((0, 3)), 0, seed=0)
+
+
+def test_rounding_never_leads_into_a_store_without_steps():
+    spans, forest = union([], [(0, 3)], [], [(4, 6)], []), Forest(alpha=1.0, eps=0.0)
+    forest.follow(spans)
+    masses = np.array([0.0, 3.0, np.nextafter(3.0, 0), 5.0, np.nextafter(5.0, 9), 99.0])
+    assert forest.draw(masses)[0].tolist() == [0, 3, 2, 4, 4, 4]
 
 
 def test_draws_are_a_function_of_seed_number_steps_and_priorities():

@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from expstore.errors import StorageError, WriterStateError
 from expstore.storage import files
 from expstore.storage import writer as storage_writer
 from expstore.storage.commits import read_history
+from expstore.storage.maintain import verify
 from tests.torture.check import check_store
 from tests.torture.child import NEVER_S
 from tests.torture.episodes import SMALL, Known, Plan, known_episode
@@ -310,18 +312,37 @@ def test_a_failed_constructor_gives_the_lock_back(tmp_path: Path) -> None:
     assert fault_at > 20
 
 
-def test_a_refused_write_during_append_can_be_tried_again(tmp_path: Path) -> None:
-    path, known = tmp_path / "store.exp", known_episode(SMALL, 0)
-    with small_chunks(PLAN.chunks), writer_of(path) as writer:
-        with (
-            interposed(failing(1, errno.ENOSPC, [], lasting=True)),
-            pytest.raises(StorageError, match=r"disk is full.*what was committed is safe"),
-        ):
-            append(writer, known)
-        assert writer.num_episodes == 0
-        append(writer, known)
+def test_an_append_that_was_refused_can_be_tried_again(tmp_path: Path) -> None:
+    """At each of its operations in turn; then it is done once, and no episode came twice.
 
-    check_store(path, SMALL, {1})
+    A shard whose last chunk could not be written kept that chunk, and grew beyond its size.
+    """
+    path, chunks = tmp_path / "store.exp", replace(PLAN.chunks, rows=4, inner_rows=2)
+    num_refused = 0
+    with small_chunks(chunks), writer_of(path) as writer:
+        for number in range(10):
+            screens = np.full((1, 32, 32), number, np.uint8)
+            fault_at, fired = 0, [Operation(0, "", "")]
+            while fired:
+                fault_at, fired = fault_at + 1, []
+                with interposed(unsynced(failing(fault_at, errno.ENOSPC, fired))):
+                    try:
+                        writer.append({"observation": screens, "reward": [float(number)]})
+                    except StorageError as refused:
+                        assert "what was committed is safe" in str(refused)
+                        assert writer.num_episodes == number, fired
+                        num_refused += 1
+                    else:
+                        assert not fired
+            if number % 3 == 2:
+                writer.commit()
+
+    store = expstore.open(path)
+    assert store.fields["observation"].layout == "coded"
+    assert store.read(range(10), "reward")["reward"].tolist() == list(range(10))
+    assert store.read(range(10))["observation"][:, 0, 0].tolist() == list(range(10))
+    assert verify(path).is_sound
+    assert num_refused > 100
 
 
 def test_a_schema_that_was_discarded_leaves_nothing_behind(tmp_path: Path) -> None:
