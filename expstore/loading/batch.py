@@ -6,15 +6,20 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from expstore.errors import FieldNotFoundError
 from expstore.schema import unknown_field
 
+# A tensor, what becomes one, or what makes what becomes one.
+Entry = torch.Tensor | NDArray[Any] | Callable[[], NDArray[Any]]
 
-class Info(dict[str, torch.Tensor]):
+
+class Info(Mapping[str, torch.Tensor]):
     """What describes the rows of a batch; entries are attributes, too.
 
-    Shapes are (B, W) for windows and (B,) for single steps.
+    Shapes are (B, W) for windows and (B,) for single steps. An entry becomes a tensor when it
+    is first asked for: most training loops need few of them.
 
     Attributes:
         index: int64, step number of each row.
@@ -26,12 +31,32 @@ class Info(dict[str, torch.Tensor]):
         weight: float32, importance weight of the anchor; 1 for uniform sampling.
     """
 
+    def __init__(self, entries: Mapping[str, Entry] | None = None) -> None:
+        self._entries = dict(entries or {})
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        entry = self._entries[name]
+        if not isinstance(entry, torch.Tensor):
+            entry = self._entries[name] = torch.from_numpy(entry() if callable(entry) else entry)
+        return entry
+
     def __getattr__(self, name: str) -> torch.Tensor:
-        try:
-            return self[name]
-        except KeyError:
-            known = ", ".join(self)
-            raise AttributeError(f"a batch has no info {name!r}; it has {known}") from None
+        if name.startswith("_") or name not in self._entries:
+            known = ", ".join(self.__dict__.get("_entries", ()))
+            raise AttributeError(f"a batch has no info {name!r}; it has {known}")
+        return self[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"Info({', '.join(self)})"
+
+    def __reduce__(self) -> Any:
+        return Info, (dict(self),)
 
 
 class Batch(Mapping[str, Any]):
@@ -72,7 +97,8 @@ class Batch(Mapping[str, Any]):
     @property
     def batch_size(self) -> int:
         """B, the number of anchors."""
-        return len(next(iter((*self.fields.values(), *self.info.values())), ()))
+        first = next(iter(self.fields.values()), None)
+        return len(next(iter(self.info.values()), ()) if first is None else first)
 
     def text(self, name: str) -> list[Any]:
         """A text field as strings, nested like its steps: (B, W) or (B,).

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from expstore.loading.batch import Batch, Info
+from expstore.loading.batch import Batch, Entry, Info
 from expstore.loading.gather import Gather
 from expstore.loading.units import Step, Unit
 from expstore.sampling.draw import Draw
@@ -32,35 +31,28 @@ class BatchReader:
 
     def read(self, store: Store, draw: Draw) -> Batch:
         """The batch of a draw's anchors, which are positions in `store`."""
-        spans = store.spans
-        plan = self.unit.plan(spans, draw.anchors)
-        shape = (len(draw.anchors), self.unit.window)
-        constant = self._constants(len(draw.anchors))
-        info = {
+        spans, anchors = store.spans, draw.anchors
+        plan = self.unit.plan(spans, anchors)
+        shape = (len(anchors), self.unit.window)
+        info: dict[str, Entry] = {
             "index": plan.steps,
-            "anchor_index": spread(spans.steps_at(draw.anchors)[:, None], shape),
+            "anchor_index": lambda: spread(spans.steps_at(anchors)[:, None], shape),
             "validity_mask": plan.valid,
-            **{name: array.copy() for name, array in constant.items()},
-            "weight": spread(draw.weight[:, None], shape),
+            "learning_mask": lambda: spread(self.unit.learning, shape),
+            "sequence_id": lambda: spread(np.arange(shape[0])[:, None], shape),
+            "step_in_sequence": lambda: spread(np.arange(shape[1]), shape),
+            "weight": lambda: spread(draw.weight[:, None], shape),
         }
         steps = plan.steps
         if isinstance(self.unit, Step):
             steps = steps[:, 0]
-            info = {name: np.ascontiguousarray(array[:, 0]) for name, array in info.items()}
-        return Batch(
-            self.gather.read(store, steps),
-            Info({name: torch.from_numpy(array) for name, array in info.items()}),
-        )
+            info = {name: partial(first_records, entry) for name, entry in info.items()}
+        return Batch(self.gather.read(store, steps), Info(info))
 
-    @lru_cache(maxsize=4)  # noqa: B019  (a reader lives as long as its loader)
-    def _constants(self, batch_size: int) -> dict[str, NDArray[Any]]:
-        """What is the same in every batch of this size, (B, W)."""
-        shape = (batch_size, self.unit.window)
-        return {
-            "learning_mask": spread(self.unit.learning, shape),
-            "sequence_id": spread(np.arange(shape[0])[:, None], shape),
-            "step_in_sequence": spread(np.arange(shape[1]), shape),
-        }
+
+def first_records(entry: Any) -> NDArray[Any]:
+    """(B,) of an entry (B, 1), which may have to be made first."""
+    return np.ascontiguousarray((entry() if callable(entry) else entry)[:, 0])
 
 
 def spread(values: NDArray[Any], shape: tuple[int, int]) -> NDArray[Any]:

@@ -76,6 +76,12 @@ def test_every_batch_has_its_share_of_each_part_in_order():
         assert [step >= FAR for step in batch] == [False] * 2 + [True] * 6
 
 
+def test_a_mixture_counts_what_was_drawn_and_makes_up_for_rounding():
+    mixture = Mixture({"offline": 1 / 3, "online": 2 / 3})
+    batches = drawn(mixture, SPANS, [4] * 6)
+    assert [sum(step < FAR for step in batch) for batch in batches] == [1, 2, 1, 1, 2, 1]
+
+
 def test_every_step_of_each_part_is_drawn():
     mixture = Mixture({"offline": 0.25, "online": 0.75})
     assert {step for batch in drawn(mixture, SPANS, [64] * 20) for step in batch} == {
