@@ -93,7 +93,27 @@ def member(group: Any, name: str) -> Any:
     """What is at `name`, None where there is nothing, or only a link that leads nowhere."""
     if name not in group:
         return None
+    check_own(group, name)
     return group[name]  # `get` would hide damage, too
+
+
+def check_own(group: Any, name: str) -> None:
+    """Refuse data that lies in another file: who made this one may not say what else is read.
+
+    Raises:
+        SourceError: an external link, or a dataset whose bytes are elsewhere.
+    """
+    h5py = load_h5py()
+    what = f"{group.name.rstrip('/')}/{name}"
+    if isinstance(group.get(name, getlink=True), h5py.ExternalLink):
+        raise SourceError(f"{what} is a link into another file; copy the data into this one")
+    node = group[name]
+    if not isinstance(node, h5py.Dataset):
+        return
+    sources = [source.file_name for source in node.virtual_sources()] if node.is_virtual else []
+    # A data set may lie in several files side by side, as long as it cannot point elsewhere.
+    if node.external or any(Path(s).is_absolute() or ".." in Path(s).parts for s in sources):
+        raise SourceError(f"{what} has its data in other files; copy the data into this one")
 
 
 def is_dataset(node: Any) -> bool:

@@ -10,9 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import struct
-import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,11 +21,6 @@ from expstore.errors import SourceError
 from expstore.formats.source import NOTHING, Account, Format, Imported, SourceEpisode
 
 ZIP_MAGIC = b"PK\x03\x04"
-# What zipfile and numpy raise for files that are cut off, overwritten, encrypted or hostile.
-UNREADABLE = (
-    *(OSError, ValueError, EOFError, KeyError, MemoryError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error, struct.error),
-)
 
 
 class NpzFolder:
@@ -81,7 +73,7 @@ def read_episode(file: Path) -> SourceEpisode:
         content = file.read_bytes()
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             arrays = {key: np.asarray(archive[key]) for key in archive.files}
-    except UNREADABLE as error:
+    except Exception as error:  # whatever zipfile, its decompressors and numpy make of it
         raise SourceError(f"cannot be read: {str(error) or type(error).__name__}") from error
     metadata = {key: _value(key, a) for key, a in arrays.items() if a.ndim == 0}
     end_reason = metadata.pop("end_reason", None)

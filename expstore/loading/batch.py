@@ -109,7 +109,7 @@ class Batch(Mapping[str, Any]):
         ['hi']
         """
         values, lengths = self.fields[f"{name}/values"], self.fields[f"{name}/length"]
-        flat = values.reshape(-1, values.shape[-1]).cpu().numpy()
+        flat = values.reshape(lengths.numel(), values.shape[-1]).cpu().numpy()
         sizes = lengths.reshape(-1).tolist()
         words: list[Any] = [row[:n].tobytes().decode() for row, n in zip(flat, sizes, strict=True)]
         for size in reversed(lengths.shape[1:]):

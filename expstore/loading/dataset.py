@@ -13,7 +13,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from expstore.errors import SchemaError, StepRangeError
 from expstore.loading.batch import Batch
 from expstore.loading.reader import BatchReader
-from expstore.loading.replay import STATE_VERSION, check_state, identities
+from expstore.loading.replay import (
+    STATE_VERSION,
+    check_loader,
+    check_same_steps,
+    check_state,
+)
 from expstore.loading.units import Step, Unit
 from expstore.sampling.draw import Draw
 from expstore.sampling.permutation import permute
@@ -37,6 +42,7 @@ class SequenceDataset(Dataset[Any]):
     def __init__(
         self, store: Store, unit: Unit | None = None, *, fields: Iterable[str] | None = None
     ) -> None:
+        check_loader(store, unit)
         self.store = store
         self.unit = unit if unit is not None else Step()
         # One thread: a DataLoader's processes are the parallelism here.
@@ -178,7 +184,7 @@ class SequenceLoader(DataLoader[Any]):
             "batch": self._stands[1],
             **{name: getattr(positions, name) for name in SAME_ORDER},
             "unit": repr(self._windows.unit),
-            "stores": identities(self._windows.store),
+            "stores": self._windows.store.identities(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -188,7 +194,8 @@ class SequenceLoader(DataLoader[Any]):
             StateError: it belongs to another store, unit or order, or the store has grown
                 since, so that the order of its steps is another one.
         """
-        check_state(state, self.state_dict(), ("version", *SAME_ORDER, "unit"))
+        check_state(state, own := self.state_dict(), ("version", *SAME_ORDER, "unit"))
+        check_same_steps(state, own)
         self._positions.seed = state["seed"]
         self._next = self._stands = (state["epoch"], state["batch"])
 
@@ -238,6 +245,11 @@ def sequence_loader(
         >>> [batch["observation"].shape[0] for batch in loader]
         [2, 2, 1]
     """
+    if not isinstance(dataset, SequenceDataset):
+        raise SchemaError(
+            f"dataset must be a SequenceDataset, got {type(dataset).__name__}; wrap the store: "
+            "SequenceDataset(store, Sequence(length=...))"
+        )
     for name, value, least in (("batch_size", batch_size, 1), ("world_size", world_size, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise SchemaError(f"{name} must be an integer of at least {least}, got {value!r}")

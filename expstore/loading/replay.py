@@ -76,6 +76,7 @@ class Replay:
         starts: str = "all",
         num_threads: int | None = None,
     ) -> None:
+        check_loader(store, unit)
         for name, value, least in (("batch_size", batch_size, 1), ("prefetch", prefetch, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise SchemaError(f"{name} must be an integer of at least {least}, got {value!r}")
@@ -86,13 +87,15 @@ class Replay:
         self.seed = seed
         self.follow = follow
         self.device = torch.device(device)
-        self._reader = BatchReader(store, self.unit, fields, num_threads)
+        self._fields = None if fields is None else list(fields)
+        self._num_threads = num_threads
+        self._reader = BatchReader(store, self.unit, self._fields, num_threads)
         self._prefetch = prefetch
         if starts not in ("all", "full"):
             raise SchemaError(f'starts must be "all" or "full", got {starts!r}')
         self._starts = starts
         self._population: tuple[Spans, Spans] | None = None  # of the store, and what is drawn from
-        self._ahead: deque[tuple[Drawn, Future[Batch]]] = deque()
+        self._ahead: deque[tuple[Drawn, Future[Batch] | None]] = deque()  # None: not begun
         self._thread = ThreadPoolExecutor(1, "expstore-replay") if prefetch else None
         self._lock = threading.Lock()
 
@@ -167,16 +170,19 @@ class Replay:
                 "unit": repr(self.unit),
                 "sampler": self.sampler.state_dict(),
                 "ahead": [drawn.to_state() for drawn, _ in self._ahead],
-                "stores": identities(self.store),
+                "stores": self.store.identities(),
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken.
 
         Raises:
-            StateError: it belongs to another store, unit, batch size or kind of sampler.
+            StateError: it belongs to another store, unit, batch size or kind of sampler, or,
+                without `follow`, to another commit or view.
         """
-        check_state(state, self.state_dict(), ("version", "batch_size", "unit"))
+        check_state(state, own := self.state_dict(), ("version", "batch_size", "unit"))
+        if not self.follow:
+            check_same_steps(state, own)
         ahead = [Drawn.from_state(self.store, entry) for entry in state["ahead"]]
         with self._lock:
             self.sampler.load_state_dict(state["sampler"])
@@ -198,18 +204,24 @@ class Replay:
 
     def _next_batch(self) -> Batch:
         with self._lock:  # draws are made one after the other, whoever asks
-            if self._thread is None and not self._ahead:
+            while len(self._ahead) <= self._prefetch:
                 drawn = self._draw()
-            else:
-                while len(self._ahead) <= self._prefetch:
-                    drawn = self._draw()
-                    self._ahead.append((drawn, self._submitted(drawn)))
-                return self._ahead.popleft()[1].result()
-        return self._read(drawn)
+                self._ahead.append((drawn, self._submitted(drawn)))
+            drawn, reading = self._ahead.popleft()
+        try:
+            return self._read(drawn) if reading is None else reading.result()
+        except EvictedError:
+            raise
+        except BaseException:
+            with self._lock:  # it was not delivered, so it is still the next one
+                self._ahead.appendleft((drawn, None))
+            raise
 
     def _draw(self) -> Drawn:
         if self.follow:
             self.store = self.store.latest()
+            if not self._reader.gather.fields:  # the store had no schema yet
+                self._reader = BatchReader(self.store, self.unit, self._fields, self._num_threads)
         spans = self._drawn_from(self.store)
         draw = self.sampler.draw(spans, self.batch_size, self.seed)
         if spans is not self.store.spans:
@@ -225,20 +237,17 @@ class Replay:
             self._population = store.spans, full_starts(store.spans, shape)
         return self._population[1]
 
-    def _submitted(self, drawn: Drawn) -> Future[Batch]:
-        if self._thread is not None:
-            return self._thread.submit(self._read, drawn)
-        batch: Future[Batch] = Future()  # of a state whose Replay read ahead, this one does not
-        batch.set_result(self._read(drawn))
-        return batch
+    def _submitted(self, drawn: Drawn) -> Future[Batch] | None:
+        return None if self._thread is None else self._thread.submit(self._read, drawn)
 
     def _read(self, drawn: Drawn) -> Batch:
         batch = self._reader.read(drawn.store, drawn.draw)
         return batch if self.device.type == "cpu" else batch.to(self.device)
 
     def _drop_ahead(self) -> None:
-        for _, future in self._ahead:
-            future.cancel()
+        for _, reading in self._ahead:
+            if reading is not None:
+                reading.cancel()
         self._ahead.clear()
 
 
@@ -294,9 +303,14 @@ def reduced(batch: Batch, priority: NDArray[Any], region: str) -> tuple[NDArray[
     return reduce_priorities(anchors, priority, valid)
 
 
-def identities(store: Store) -> list[dict[str, Any]]:
-    """Which stores, at which commits."""
-    return [{"store_id": s.root.store_id, "commit": s.root.commit.number} for s in store.snapshots]
+def check_loader(store: Any, unit: Any) -> None:
+    """Refuse what is no store or no unit now, and not at the first batch."""
+    if not isinstance(store, Store):
+        raise SchemaError(
+            f"store must be what expstore.open returned, got {type(store).__name__} {store!r}"
+        )
+    if unit is not None and (isinstance(unit, type) or not hasattr(unit, "plan")):
+        raise SchemaError(f"unit must be Step(), Sequence(length=...) or the like, got {unit!r}")
 
 
 def check_state(state: Any, own: dict[str, Any], same: tuple[str, ...]) -> None:
@@ -309,6 +323,29 @@ def check_state(state: Any, own: dict[str, Any], same: tuple[str, ...]) -> None:
                 f"{name} was {state[name]} when the state was saved and is {own[name]} now; "
                 "build the loader as it was"
             )
-    saved, ours = ([s["store_id"] for s in x["stores"]] for x in (state, own))
-    if saved != ours:
-        raise StateError(f"the state belongs to store {saved}, this is {ours}; open that store")
+    for saved, ours in zip(state["stores"], own["stores"], strict=False):
+        if saved["store_id"] != ours["store_id"]:
+            raise StateError(
+                f"the state belongs to store {saved['store_id']} at {saved['path']}, this is "
+                f"{ours['store_id']} at {ours['path']}; open that store"
+            )
+    if len(state["stores"]) != len(own["stores"]):
+        raise StateError(
+            f"the state belongs to {len(state['stores'])} stores, here are {len(own['stores'])}"
+        )
+
+
+def check_same_steps(state: dict[str, Any], own: dict[str, Any]) -> None:
+    """Refuse a state from another commit or view: other steps would be drawn."""
+    for saved, ours in zip(state["stores"], own["stores"], strict=True):
+        if saved["commit"] != ours["commit"]:
+            raise StateError(
+                f"the state was saved at commit {saved['commit']} of {ours['path']}, this is "
+                f"commit {ours['commit']}; to continue with exactly the batch that was next, give "
+                f"expstore.open(path, at={saved['commit']}), to go on with what is there now, "
+                "follow=True"
+            )
+        if saved["selection"] != ours["selection"]:
+            raise StateError(
+                f"the state belongs to another view of {ours['path']}; filter or split it alike"
+            )

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from expstore.errors import SchemaError, StateError, StepRangeError
+from expstore.errors import StateError, StepRangeError
 from expstore.sampling import runs
 from expstore.sampling.runs import Runs
 from expstore.sampling.sumtree import SumTree, check_power
+from expstore.sampling.updates import as_steps, as_update, check_good
 from expstore.spans import Spans
 
 _NONE = np.empty((0, 2), np.int64)
@@ -108,8 +109,15 @@ class Forest:
 
     def prepare(self, steps: NDArray[Any], priority: NDArray[Any]) -> Callable[[], None]:
         """Check everything about an update; what is returned then makes it, and cannot fail."""
-        steps, raw = check_update(steps, priority)
-        positions, num_missing = self._located(steps)
+        from expstore.sampling.kernels import check_update
+
+        steps, priority = as_update(steps, priority)
+        raw, positions = np.empty(len(steps), np.float32), np.empty(len(steps), np.int64)
+        held = self._held
+        num_good, num_missing = check_update(
+            priority, steps, held.start, held.first, held.length, raw, positions
+        )
+        check_good(steps, priority, num_good)
         if num_missing:
             self._check_left(steps, positions)
         return lambda: self._write(positions, raw, num_missing)
@@ -121,23 +129,21 @@ class Forest:
             self.num_ignored += num_missing
             stay = positions >= 0
             positions, raw = positions[stay], raw[stay]
-        for tree, here, slots in self._in_trees(positions):
-            self.largest = max(tree.update(slots, raw[here]), self.largest or 0.0)
+        if len(self.trees) == 1:
+            largest = self.trees[0].update(positions + self.trees[0].first, raw)
+        else:
+            parts = self._in_trees(positions)
+            largest = max((tree.update(slots, raw[at]) for tree, at, slots in parts), default=0.0)
+        if len(raw):
+            self.largest = max(largest, self.largest or 0.0)
 
     def priorities(self, steps: NDArray[Any]) -> NDArray[np.float32]:
         """See ``Prioritized.priorities``."""
-        flat = _integers(steps).reshape(-1)
+        flat = as_steps(steps).reshape(-1)
         out = np.empty(len(flat), np.float32)
         for tree, here, slots in self._in_trees(self._held.positions_of(flat)):
             out[here] = tree.raw[slots - tree.first]
         return out.reshape(np.shape(steps))
-
-    def _located(self, steps: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-        from expstore.sampling.kernels import locate
-
-        positions = np.empty(len(steps), np.int64)
-        held = self._held
-        return positions, locate(steps, held.start, held.first, held.length, positions)
 
     def _check_left(self, steps: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
         unknown = (positions == -2) & ~runs.holds(self._seen, steps)
@@ -163,15 +169,46 @@ class Forest:
         """Sum of all leaves."""
         return self.trees[0].total if len(self.trees) == 1 else float(self._ends()[-1])
 
-    def least(self) -> float:
-        """The smallest leaf above 0, infinite where there is none."""
-        return min([tree.least for tree in self.trees])
+    def draw(
+        self, count: int, word: np.uint64, number: int, stratified: bool, beta: float
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float32]]:
+        """Positions (B,), their probabilities and importance weights; ``total`` is above 0.
 
-    def draw(self, masses: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Positions (B,) and leaves (B,) at masses (B,) from 0 to ``total``; masses is used up."""
+        Args:
+            count: How many, B.
+            word: ``fold(seed)``.
+            number: Of the draw.
+            stratified: See ``Prioritized``, as is ``beta``.
+            beta: A number.
+        """
+        out = np.empty(count, np.int64), np.empty(count), np.empty(count, np.float32)
         if len(self.trees) == 1:
-            slots, leaves = self.trees[0].draw(masses)
-            return slots - self.trees[0].first, leaves
+            self.trees[0].draw_all(word, number, stratified, beta, out)
+        else:
+            self._draw_from_several(word, number, stratified, beta, *out)
+        return out
+
+    def _draw_from_several(
+        self,
+        word: np.uint64,
+        number: int,
+        stratified: bool,
+        beta: float,
+        positions: NDArray[np.int64],
+        leaves: NDArray[np.float64],
+        weight: NDArray[np.float32],
+    ) -> None:
+        from expstore.sampling.tree_kernels import fill_masses, weigh
+
+        masses, total = np.empty(len(leaves)), self.total()
+        fill_masses(word, number, total, stratified, masses)
+        positions[:], leaves[:] = self.at_masses(masses)
+        weigh(total, min(tree.least for tree in self.trees), beta, leaves, weight)
+
+    def at_masses(
+        self, masses: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Positions (B,) and leaves (B,) at masses (B,) from 0 to ``total``, which is above 0."""
         ends = self._ends()
         last = int(np.searchsorted(ends, ends[-1]))  # tree above 0, where rounding may lead past
         begins = np.append(0.0, ends[:last])
@@ -256,37 +293,6 @@ def _parted(begins: NDArray[Any], values: NDArray[Any]) -> list[tuple[int, Any]]
     order = np.argsort(part, kind="stable")
     bounds = np.searchsorted(part[order], np.arange(len(begins) + 1)).tolist()
     return [(k, order[low:high]) for k, (low, high) in enumerate(pairwise(bounds)) if low < high]
-
-
-def check_update(
-    steps: NDArray[Any], priority: NDArray[Any]
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Steps (n,) and their priorities (n,) as float32; see ``Prioritized.update``."""
-    from expstore.sampling.kernels import check_priorities
-
-    steps, priority = _integers(steps), np.asarray(priority)
-    if steps.ndim != 1 or priority.shape != steps.shape:
-        raise SchemaError(
-            "steps and priority must have the same shape (n,), got "
-            f"{steps.shape} and {priority.shape}; give one priority per step"
-        )
-    if priority.dtype.kind not in "fiu" and len(priority):
-        raise SchemaError(f"priority must be numbers, got {priority.dtype}")
-    raw = np.empty(len(steps), np.float32)
-    bad = check_priorities(priority.astype(np.float64), raw)
-    if bad >= 0:
-        raise SchemaError(
-            f"priority[{bad}] must be from 0 to 3.4e38, got {priority[bad]} for step "
-            f"{int(steps[bad])}; take the absolute value of an error, and look for NaN in it"
-        )
-    return steps, raw
-
-
-def _integers(steps: Any) -> NDArray[np.int64]:
-    steps = np.asarray(steps)
-    if steps.dtype.kind not in "iu" and steps.size:
-        raise SchemaError(f"steps must be integers, got {steps.dtype}")
-    return np.ascontiguousarray(steps, np.int64)
 
 
 def _as_runs(saved: Any) -> Runs:

@@ -25,8 +25,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 FIRST = np.uint64(0xBF58476D1CE4E5B9)
 SECOND = np.uint64(0x94D049BB133111EB)
 LOW = np.uint64(0xFFFFFFFF)
-S11, S27, S30, S31, S32 = (np.uint64(bits) for bits in (11, 27, 30, 31, 32))
-UNIT = 2.0**-53
+S27, S30, S31, S32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
 
 
 def compiled(function: Function) -> Function:
@@ -35,7 +34,8 @@ def compiled(function: Function) -> Function:
 
 
 @compiled
-def _mixed(word: np.uint64) -> np.uint64:
+def mixed(word: np.uint64) -> np.uint64:
+    """Equal to ``draw.mix``."""
     word = (word ^ (word >> S30)) * FIRST
     word = (word ^ (word >> S27)) * SECOND
     return word ^ (word >> S31)
@@ -54,14 +54,14 @@ def _scaled(word: np.uint64, high: np.uint64) -> np.uint64:
 def fill_bits(key: np.uint64, second_key: np.uint64, out: Words) -> None:
     """Equal to ``draw.random_bits``: out (B,) becomes one random word per lane."""
     for i in range(len(out)):
-        out[i] = _mixed(_mixed(key + np.uint64(i) * GOLDEN) ^ second_key)
+        out[i] = mixed(mixed(key + np.uint64(i) * GOLDEN) ^ second_key)
 
 
 @compiled
 def fill_integers(key: np.uint64, second_key: np.uint64, high: np.uint64, out: Integers) -> None:
     """Equal to ``draw.integers``: out (B,) becomes uniform integers from 0 to high - 1."""
     for i in range(len(out)):
-        word = _mixed(_mixed(key + np.uint64(i) * GOLDEN) ^ second_key)
+        word = mixed(mixed(key + np.uint64(i) * GOLDEN) ^ second_key)
         out[i] = np.int64(_scaled(word, high))
 
 
@@ -79,31 +79,20 @@ def fill_by_episode(
         out: (B,) filled here.
     """
     for i in range(len(out)):
-        word = _mixed(_mixed(key + np.uint64(2 * i) * GOLDEN) ^ second_key)
+        word = mixed(mixed(key + np.uint64(2 * i) * GOLDEN) ^ second_key)
         episode = np.int64(_scaled(word, np.uint64(len(first))))
-        word = _mixed(_mixed(key + np.uint64(2 * i + 1) * GOLDEN) ^ second_key)
+        word = mixed(mixed(key + np.uint64(2 * i + 1) * GOLDEN) ^ second_key)
         out[i] = first[episode] + np.int64(_scaled(word, np.uint64(length[episode])))
-
-
-@compiled
-def fill_masses(
-    key: np.uint64, second_key: np.uint64, total: float, stratified: bool, out: Floats
-) -> None:
-    """out (B,) becomes uniform numbers from 0 to total, one in each B-th of it if stratified."""
-    for i in range(len(out)):
-        word = _mixed(_mixed(key + np.uint64(i) * GOLDEN) ^ second_key)
-        part = np.float64(word >> S11) * UNIT
-        out[i] = (i + part) * (total / len(out)) if stratified else part * total
 
 
 @compiled
 def _walked(at: np.uint64, rows: np.uint64, columns: np.uint64, keys: Words) -> np.uint64:
     row, column = at % rows, at // rows
     for i in range(0, len(keys), 2):
-        row += ((_mixed(keys[i] + column * GOLDEN) >> S32) * rows) >> S32
+        row += ((mixed(keys[i] + column * GOLDEN) >> S32) * rows) >> S32
         if row >= rows:
             row -= rows
-        column += ((_mixed(keys[i + 1] + row * GOLDEN) >> S32) * columns) >> S32
+        column += ((mixed(keys[i + 1] + row * GOLDEN) >> S32) * columns) >> S32
         if column >= columns:
             column -= columns
     return column * rows + row
@@ -277,9 +266,23 @@ def carry(was: Integers, raw: Priorities, now: Integers, out: Priorities) -> Non
 
 @compiled
 def check_priorities(priority: Floats, out: Priorities) -> int:
-    """Round priorities (n,) to float32; the index of the first that is none, or -1."""
+    """Round priorities (n,) to float32; the index of the first that is none, or n."""
     for i in range(len(priority)):
         out[i] = np.float32(priority[i])
         if not (priority[i] >= 0.0 and np.isfinite(out[i])):
             return i
-    return -1
+    return len(priority)
+
+
+@compiled
+def check_update(
+    priority: Floats,
+    steps: Integers,
+    start: Integers,
+    first: Integers,
+    length: Integers,
+    raw: Priorities,
+    positions: Integers,
+) -> tuple[int, int]:
+    """What ``check_priorities`` and ``locate`` return, into ``raw`` and ``positions``."""
+    return check_priorities(priority, raw), locate(steps, start, first, length, positions)

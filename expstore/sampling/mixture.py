@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from expstore.errors import SchemaError, StateError, StepRangeError
 from expstore.sampling.draw import Draw, Sampler, check_batch, check_state, fold
-from expstore.sampling.forest import check_update
 from expstore.sampling.prioritized import Prioritized
 from expstore.sampling.runs import STREAM_BITS
 from expstore.sampling.uniform import Uniform
+from expstore.sampling.updates import check_update
 from expstore.spans import Spans
 
 _FINEST = 10**9  # shares are understood as fractions with denominators up to this

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expstore.errors import SchemaError, StateError
-from expstore.sampling.draw import Draw, check_batch, check_state, keys_of
+from expstore.sampling.draw import Draw, check_batch, check_state, fold
 from expstore.sampling.forest import Forest
 from expstore.spans import Spans
 
@@ -94,25 +94,18 @@ class Prioritized:
                 the schedule of ``beta`` gives no number of at least 0.
             StateError: A loaded state belongs to other steps.
         """
-        from expstore.sampling.kernels import fill_masses
-        from expstore.sampling.tree_kernels import weigh
-
         check_batch(spans, batch_size)
         beta = _checked_beta(self._beta(self.next_draw)) if callable(self._beta) else self._beta
         self._forest.follow(spans)
-        total, least = self._forest.total(), self._forest.least()
-        if not total > 0:
+        if not self._forest.total() > 0:
             raise SchemaError(
                 f"every one of the {spans.num_steps} steps has priority 0 and eps is {self.eps}, "
                 "so that none can be drawn; give eps a value above 0"
             )
-        masses = np.empty(batch_size, np.float64)
-        fill_masses(*keys_of(seed, self.next_draw), total, self._stratified, masses)
-        anchors, leaves = self._forest.draw(masses)
-        probability, weight = np.empty(batch_size), np.empty(batch_size, np.float32)
-        weigh(leaves, total, least, beta, probability, weight)
+        word = np.uint64(fold(seed))
+        drawn = self._forest.draw(batch_size, word, self.next_draw, self._stratified, beta)
         self.next_draw += 1
-        return Draw(anchors, probability, weight)
+        return Draw(*drawn)
 
     def update(self, spans: Spans, steps: NDArray[np.int64], priority: NDArray[Any]) -> None:
         """Give steps new priorities; of a step that comes twice, the last one counts.

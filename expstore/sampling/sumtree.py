@@ -129,6 +129,19 @@ class SumTree:
         descend(masses, self._root, self._leaf, self._totals, self._at, slots, leaves)
         return slots, leaves
 
+    def draw_all(
+        self,
+        word: np.uint64,
+        number: int,
+        stratified: bool,
+        beta: float,
+        out: tuple[NDArray[np.int64], Floats, NDArray[np.float32]],
+    ) -> None:
+        """A whole draw: ``out`` becomes offsets from ``first``, probabilities and weights (B,)."""
+        from expstore.sampling.tree_kernels import draw_all
+
+        draw_all(word, number, stratified, beta, self.first, self._root, *self._nodes, *out)
+
     @property
     def _nodes(self) -> tuple[Floats, Floats, Floats, NDArray[np.int64]]:
         return self._leaf, self._totals, self._leasts, self._at
@@ -144,14 +157,13 @@ class SumTree:
         old_raw, old = self.raw, self._leaf[self.first - self._origin : self.stop - self._origin]
         origin = self.first & ~15  # nodes span the same slots as before
         capacity = -(-(self.first - origin + num_slots + (num_slots >> 3)) // 16) * 16 or 16
-        # Zeros of the operating system's, which take memory when they are first written.
-        self._raw, self._leaf = np.zeros(capacity, np.float32), np.zeros(capacity, np.float64)
+        self._raw, self._leaf = np.zeros(capacity, np.float32), _aligned_zeros(capacity)
         kept = slice(self.first - origin, self.stop - origin)
         self._raw[kept], self._leaf[kept] = old_raw, old
         self._origin = origin
         self._at, num_nodes, self._root = _levels(origin, capacity)
-        self._totals = np.zeros(num_nodes)
-        self._leasts = np.full(num_nodes, np.inf)
+        self._totals, self._leasts = _aligned_zeros(num_nodes), _aligned_zeros(num_nodes)
+        self._leasts[:] = np.inf
         if self.num_slots:
             self._refresh(self.first, self.stop)
 
@@ -161,6 +173,16 @@ def check_power(alpha: float, eps: float) -> None:
     for name, value, largest in (("alpha", alpha, LARGEST_ALPHA), ("eps", eps, LARGEST_EPS)):
         if not 0 <= value <= largest:
             raise SchemaError(f"{name} must be from 0 to {largest:g}, got {value}")
+
+
+def _aligned_zeros(size: int) -> Floats:
+    """Zeros of which each sixteen begin with a cache line and end with the next.
+
+    The operating system's: they take memory only when they are first written.
+    """
+    zeros = np.zeros(size + 16)
+    skip = -(zeros.ctypes.data // 8) % 16
+    return zeros[skip : skip + size]
 
 
 def _levels(origin: int, capacity: int) -> tuple[NDArray[np.int64], int, int]:

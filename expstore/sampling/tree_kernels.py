@@ -3,6 +3,9 @@
 The nodes are numbered level by level: node i of level k spans the slots from i * 16**k on. Slot
 i is ``leaf[at[0] + i]``; node i of level k has the sum of its leaves in ``totals[at[k] + i]``, and
 the smallest one above 0 in ``leasts[at[k] + i]``.
+
+Of the functions that are called here only `mixed` lives elsewhere, and it will not change: see
+``kernels`` for why that matters.
 """
 
 from __future__ import annotations
@@ -10,9 +13,20 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from expstore.sampling.kernels import Floats, Integers, Priorities, compiled
+from expstore.sampling.kernels import (
+    FIRST,
+    GOLDEN,
+    SECOND,
+    Floats,
+    Integers,
+    Priorities,
+    compiled,
+    mixed,
+)  # fmt: skip
 
-ONE, TWO, SIXTEEN = np.uint64(1), np.uint64(2), np.uint64(16)
+ONE, TWO, EIGHT, SIXTEEN = np.uint64(1), np.uint64(2), np.uint64(8), np.uint64(16)
+NEGATIVE = np.uint64(0xD1B54A32D192ED03)
+S11, UNIT = np.uint64(11), 2.0**-53
 
 
 @compiled
@@ -62,6 +76,20 @@ def refresh_range(
 
 
 @compiled
+def _touched(nodes: Integers, begin: int, values: Floats) -> float:
+    """Read from both cache lines of the children of each node, so that all misses overlap.
+
+    The loops that follow have too much to do for each node to ask for the next ones in time:
+    they take half as long again without this, from a million slots on.
+    """
+    some = 0.0
+    for i in range(len(nodes)):
+        child = np.uint64(begin + nodes[i] * 16)
+        some += values[child] + values[child + EIGHT]
+    return some
+
+
+@compiled
 def write_leaves(
     slots: Integers,
     values: Priorities,
@@ -82,22 +110,43 @@ def write_leaves(
     """
     if len(slots) == 0:
         return 0.0
-    nodes, largest = slots.copy(), 0.0
+    nodes, largest = slots >> 4, 0.0
+    sink = np.empty(1)  # so that what is only touched is read at all
+    sink[0] = _touched(nodes, at[0], leaf) + raw[at[0] + slots].sum()
     for i in range(len(slots)):
         raw[at[0] + slots[i]] = values[i]
         largest = max(largest, np.float64(values[i]))
         leaf[at[0] + slots[i]] = (np.float64(values[i]) + eps) ** alpha
     for level in range(1, len(at)):
-        low, high = nodes[0] >> 4, nodes[0] >> 4
-        for i in range(len(nodes)):
-            nodes[i] >>= 4
-            low, high = min(low, nodes[i]), max(high, nodes[i])
+        low, high = nodes.min(), nodes.max()
         if high - low < len(nodes):
             refresh_range(level, low, high + 1, leaf, totals, leasts, at)
             break
+        above = nodes >> 4
+        sink[0] = _touched(above, at[level], totals) + _touched(above, at[level], leasts)
         for i in range(len(nodes)):
             _refresh(level, nodes[i], leaf, totals, leasts, at)
+        nodes = above
     return largest
+
+
+@compiled
+def fill_masses(word: np.uint64, number: int, total: float, stratified: bool, out: Floats) -> None:
+    """out (B,) becomes uniform numbers from 0 to total, one in each B-th of it if stratified.
+
+    Args:
+        word: ``draw.fold(seed)``.
+        number: Of the draw; the lanes' words are those of ``draw.random_bits``.
+        total: Above 0.
+        stratified: See above.
+        out: (B,) filled here.
+    """
+    word = mixed(mixed((word + GOLDEN) ^ np.uint64(number)) + NEGATIVE)
+    key, second_key = mixed(word ^ FIRST), mixed(word ^ SECOND)
+    for i in range(len(out)):
+        lane = mixed(mixed(key + np.uint64(i) * GOLDEN) ^ second_key)
+        part = np.float64(lane >> S11) * UNIT
+        out[i] = (i + part) * (total / len(out)) if stratified else part * total
 
 
 @compiled
@@ -120,13 +169,13 @@ def descend(
         totals: Sums of the inner nodes.
         at: Where each level begins.
         slots: (B,) filled here, as is ``leaves``.
-        leaves: (B,)
+        leaves: (B,) may be ``masses``.
     """
     slots[:] = root
     after = np.empty(17)  # what is left of a mass after so many children
     for level in range(len(at) - 2, -1, -1):
         values = totals if level > 0 else leaf
-        # All of a batch before the next level, so that their cache misses overlap.
+        after[0] = _touched(slots, at[level], values)
         for i in range(len(masses)):
             child = np.uint64(at[level] + slots[i] * 16)
             mass, num_before = masses[i], 0
@@ -148,14 +197,33 @@ def descend(
 
 @compiled
 def weigh(
-    leaves: Floats,
-    total: float,
-    least: float,
+    total: float, least: float, beta: float, leaves: Floats, weight: NDArray[np.float32]
+) -> None:
+    """Drawn leaves (B,) become their probabilities, weight (B,) their importance weights."""
+    for i in range(len(leaves)):
+        weight[i] = (leaves[i] / least) ** -beta
+        leaves[i] /= total
+
+
+@compiled
+def draw_all(
+    word: np.uint64,
+    number: int,
+    stratified: bool,
     beta: float,
+    first: int,
+    root: int,
+    leaf: Floats,
+    totals: Floats,
+    leasts: Floats,
+    at: Integers,
+    anchors: Integers,
     probability: Floats,
     weight: NDArray[np.float32],
 ) -> None:
-    """Fill the probabilities and importance weights (B,) of drawn leaves (B,)."""
-    for i in range(len(leaves)):
-        probability[i] = leaves[i] / total
-        weight[i] = (leaves[i] / least) ** -beta
+    """A whole draw from one tree whose slots begin at ``first``: all of the above at once."""
+    top = at[len(at) - 1] + root
+    fill_masses(word, number, totals[top], stratified, probability)
+    descend(probability, root, leaf, totals, at, anchors, probability)
+    anchors -= first
+    weigh(totals[top], leasts[top], beta, probability, weight)

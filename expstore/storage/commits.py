@@ -16,7 +16,7 @@ from typing import Any
 
 import filelock
 
-from expstore.errors import FormatError, NotAStoreError, StoreLockedError
+from expstore.errors import FormatError, NotAStoreError, StepRangeError, StoreLockedError
 from expstore.schema import Schema
 from expstore.storage import files
 from expstore.storage.layout import (
@@ -243,6 +243,29 @@ def read_history(path: Path) -> list[dict[str, Any]]:
     """The commits that the history names, oldest first; torn lines are left out."""
     lines = (_content(path / HISTORY_FILE) or b"").splitlines()
     return [entry for entry in map(_parsed_line, lines) if entry is not None]
+
+
+def root_at(path: Path, number: int) -> Root:
+    """The root as of an older commit, by what the history says of it.
+
+    Raises:
+        StepRangeError: there is no such commit.
+    """
+    root = read_root(path)
+    if root.commit.number == number:
+        return root
+    for entry in read_history(path):
+        if entry["number"] == number:
+            dims = {name: _checked_range(name, *b) for name, b in entry["dims"].items()}
+            arrays = root.arrays if dims[STEP][1] else {}
+            schema = root.schema if arrays else Schema()
+            return replace(
+                root, schema=schema, arrays=arrays, commit=Commit(number, entry["time"], dims)
+            )
+    raise StepRangeError(
+        f"{path} has no commit {number}; the newest one is {root.commit.number}, and commits "
+        "have ascending numbers"
+    )
 
 
 def _parsed_line(line: bytes) -> dict[str, Any] | None:

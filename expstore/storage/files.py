@@ -208,7 +208,12 @@ def together(calls: Iterable[Callable[[], None]]) -> None:
         for call in calls:
             call()
         return
-    futures = [_pool(os.getpid()).submit(call) for call in calls]
+    try:
+        futures = [_pool(os.getpid()).submit(call) for call in calls]
+    except RuntimeError:  # the interpreter is about to end and starts no threads any more
+        for call in calls:
+            call()
+        return
     wait(futures)  # all of them: nothing may go on behind the back of who asked
     for future in futures:
         future.result()

@@ -45,7 +45,7 @@ class MappedColumn:
         self._live_start = live_start
         self._lock = threading.Lock()
         self._in_place = files.can_map_in_place() and fits_pages(layout, mmap.PAGESIZE)
-        self._range: _Range | None = None
+        self._ranges: tuple[_Range, ...] = ()  # newest first; none has a gap
         self._chunks: OrderedDict[int, NDArray[Any]] = OrderedDict()
 
     def whole(self, start: int, stop: int) -> NDArray[Any] | None:
@@ -54,9 +54,9 @@ class MappedColumn:
         Returns:
             None where the column has to be read file by file.
         """
-        current = self._range
-        if current is not None and current.start <= start and stop <= current.stop:
-            return current.array
+        for current in self._ranges:
+            if current.start <= start and stop <= current.stop:
+                return current.array
         if not self._in_place:
             return None
         with self._lock:
@@ -115,8 +115,9 @@ class MappedColumn:
         # Never waits: it is called when a snapshot is garbage, at any moment of any thread.
         if self._lock.acquire(blocking=False):
             try:
-                if self._range is not None:
-                    self._range.drop(chunk)
+                for mapped in self._ranges:
+                    mapped.drop(chunk)
+                self._ranges = tuple(r for r in self._ranges if r.first < r.last)
                 for old in [c for c in self._chunks if c < chunk]:
                     del self._chunks[old]
             finally:
@@ -127,8 +128,8 @@ class MappedColumn:
         first, last = start // rows, -(-stop // rows)
         if files.size(self.root / self.layout.chunk_path(first)) is None:
             return None  # evicted, or damage: reading file by file finds out what is left
-        current = self._range
-        if current is None or not current.has_room(first, last):
+        current = next((r for r in self._ranges if r.can_grow_to(first, last)), None)
+        if current is None:
             current = _Range.reserve(self.layout, first, last)
         try:
             is_placed = current is not None and current.place(
@@ -139,7 +140,8 @@ class MappedColumn:
         if current is None or not is_placed:
             self._in_place = False  # no address space or too many maps: from now on by file
             return None
-        self._range = current
+        if current not in self._ranges:
+            self._ranges = (current, *self._ranges)
         return current.array
 
     def _chunk(self, chunk: int) -> NDArray[Any]:
@@ -198,8 +200,13 @@ class _Range:
             self._count[0] -= chunk - self.first
             self.first = chunk
 
-    def has_room(self, first: int, last: int) -> bool:
-        return self.room.start <= first and last <= self.room.stop
+    def can_grow_to(self, first: int, last: int) -> bool:
+        """Whether the chunks have a place, and are next to those that are mapped.
+
+        What lay in between would be neither mapped nor known to be missing.
+        """
+        has_room = self.room.start <= first and last <= self.room.stop
+        return has_room and first <= self.last and self.first <= last
 
     def place(self, root: Path, first: int, last: int, live_start: Callable[[], int]) -> bool:
         """Map the chunks that are not mapped yet; False when the process has too many maps."""

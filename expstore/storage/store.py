@@ -18,7 +18,8 @@ from expstore.errors import SchemaError, StateError, StepRangeError
 from expstore.ragged import Ragged, Rows, text_of
 from expstore.schema import Field, is_observation
 from expstore.spans import Spans
-from expstore.storage.commits import Root
+from expstore.storage import files
+from expstore.storage.commits import Root, root_at
 from expstore.storage.episodes import EpisodeRow
 from expstore.storage.parallel import ONE, Threads
 from expstore.storage.reading import STRIDE, Snapshot, resolve
@@ -118,6 +119,18 @@ class Store:
                 part = Spans(part.start + position * STRIDE, part.first, part.length, part.streams)
             parts.append(part)
         return parts[0] if len(parts) == 1 else Spans.concatenate(parts)
+
+    def identities(self) -> list[dict[str, Any]]:
+        """Which store each part is, at which commit, and what of it is selected."""
+        return [
+            {
+                "path": str(snapshot.path),
+                "store_id": snapshot.root.store_id,
+                "commit": snapshot.root.commit.number,
+                "selection": None if chosen is None else files.crc32c(chosen.astype("<i8")),
+            }
+            for snapshot, chosen in zip(self._snapshots, self._selected, strict=True)
+        ]
 
     @property
     def episodes(self) -> Episodes:
@@ -355,25 +368,37 @@ class Store:
         return partial(_restored, fixed=fixed), (parts, rules, self._selected)
 
 
-def open_store(path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Store:
-    """Open a store, or several as one, as of the newest commit.
+def open_store(
+    path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    at: int | Sequence[int] | None = None,
+) -> Store:
+    """Open a store, or several as one, as of the newest commit or of an older one.
 
     Args:
         path: a directory, or a list of them: a union, in which the steps and episodes of the
             k-th store are numbered from `k * 2**40` on. Readers take no lock; the store may be
             written at the same time.
+        at: number of the commit, one for each store; None for the newest. What was evicted
+            since cannot be read.
 
     Raises:
+        StepRangeError: there is no commit `at`.
         NotAStoreError: there is no store at `path`.
         FormatError: the store was made by a newer version, or its root is damaged.
         SchemaError: the stores of a union have different fields.
     """
-    if isinstance(path, (str, os.PathLike)):
-        return Store([Snapshot.of(absolute(path))])
-    paths = [absolute(p) for p in path]
+    given = [path] if isinstance(path, (str, os.PathLike)) else path
+    paths = [absolute(p) for p in given]
     if not paths:
         raise SchemaError("a union needs at least one store, got an empty list")
-    snapshots = [Snapshot.of(p) for p in paths]
+    numbers = [at] * len(paths) if at is None or isinstance(at, int) else list(at)
+    if len(numbers) != len(paths):
+        raise SchemaError(f"at= must have one commit for each of {len(paths)} stores")
+    snapshots = [
+        Snapshot.of(p) if n is None else Snapshot(p, root_at(p, n))
+        for p, n in zip(paths, numbers, strict=True)
+    ]
     for snapshot in snapshots[1:]:
         _check_same_fields(snapshots[0], snapshot)
     return Store(snapshots)

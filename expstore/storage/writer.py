@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -71,7 +73,8 @@ class Writer:
     Args:
         path: the store's directory.
         schema: fields, shapes and dtypes; by default the first episode decides.
-        layout: "auto" or "mapped", for all fields or as {field: layout}.
+        layout: "auto", "mapped" (plain bytes) or "coded" (compressed), for all fields or as
+            {field: layout}.
         cast: allow casts that lose nothing (float32 to float64); `casts` counts them.
         chunk_steps: steps per file, a power of two; by default by the size of a step. Small
             steps get more, so that a file fills whole pages.
@@ -133,6 +136,8 @@ class Writer:
         self._noted = -1  # descriptor of the file that says what was appended
         self._new_groups: list[Path] = []  # directories of a schema that is not committed yet
         self._appenders = Appenders(self.path, Schema(), {}, {}, self._limits, durable=durable)
+        # Who forgets to close it loses nothing when the interpreter ends.
+        atexit.register(_close_at_exit, weakref.ref(self))
         self._lock = WriterLock(self.path) if lock else None
         self._open(schema)
 
@@ -166,6 +171,7 @@ class Writer:
             if self._durable:
                 files.sync_directory(self.path.parent)
             publish(self.path, self._root, durable=self._durable)
+        self._version = files.version(self.path / METADATA_FILE)
         self._noted = files.create(self.path / WRITING_FILE)
         self._adopt(self._root)
         self._last_commit = self._last_documents = time.monotonic()
@@ -236,7 +242,7 @@ class Writer:
         return self._counts[EPISODE]
 
     def append(
-        self, data: Mapping[str, Any], *, end_reason: str | None = None, **metadata: Any
+        self, data: Mapping[str, Any], /, *, end_reason: str | None = None, **metadata: Any
     ) -> int:
         """Append one whole episode.
 
@@ -277,7 +283,7 @@ class Writer:
         self._commit_if_due()
         return self.num_episodes - 1
 
-    def episode(self, *, end_reason: str | None = None, **metadata: Any) -> EpisodeStream:
+    def episode(self, /, *, end_reason: str | None = None, **metadata: Any) -> EpisodeStream:
         """A block that appends one episode step by step, for those that do not fit in memory.
 
         Rows go to disk as they come and are invisible until the block ends; an exception in
@@ -326,6 +332,7 @@ class Writer:
         is_provisional = self._stream is not None and self._is_undefined()
         if is_provisional or (dims == self._root.commit.dims and self._root.schema == self.schema):
             return self._root.commit.number
+        self._check_own()
         self._appenders.decide()
         self._appenders.flush()
         self._broken = "a commit was interrupted"
@@ -336,6 +343,7 @@ class Writer:
         root = Root(self._root.store_id, self.schema, commit, dict(self._appenders.arrays))
         root = self._within_capacity(root)
         publish(self.path, root, durable=self._durable)
+        self._version = files.version(self.path / METADATA_FILE)
         if self._new_groups or time.monotonic() - self._last_documents >= DOCUMENTS_INTERVAL_S:
             self._write_documents(root)
         remove_evicted(self.path, self._root, root)
@@ -347,6 +355,16 @@ class Writer:
     def _is_lagging(self) -> bool:
         """Whether single arrays' metadata shows an older commit than the root."""
         return self._documented < self._root.commit.number
+
+    def _check_own(self) -> None:
+        """Refuse to publish over a store that somebody else has put in this one's place."""
+        try:
+            is_own = files.version(self.path / METADATA_FILE) == self._version
+        except OSError:
+            is_own = False
+        if not is_own:
+            self._broken = "the store was removed or replaced while this writer was open"
+            self._check_open()
 
     def _write_documents(self, root: Root) -> None:
         write_documents(self.path, root, durable=self._durable)
@@ -495,6 +513,12 @@ class Writer:
                 f"{self._trouble} at {self.path}, so what is on disk is not known; close this "
                 "writer and open a new one, which finds the last commit"
             )
+
+
+def _close_at_exit(reference: weakref.ref[Writer]) -> None:
+    writer = reference()
+    if writer is not None:
+        writer.close()
 
 
 def _split_seed(metadata: dict[str, Any], where: str) -> tuple[int, bytes]:

@@ -451,3 +451,26 @@ def test_the_command_asks_for_the_limit(by_command: Callable[..., Any]) -> None:
     assert run.returncode == 1
     assert "--max-episode-steps" in run.stderr
     assert not store.exists()
+
+
+@pytest.mark.parametrize("how", ["external bytes", "external link", "virtual"])
+def test_a_file_cannot_make_us_read_other_files(tmp_path: Path, how: str) -> None:
+    (tmp_path / "secret.bin").write_bytes(bytes(2000))
+    write(tmp_path / "other.hdf5", rows())
+    values = rows()["observations"]
+    write(tmp_path / "a.hdf5", {n: v for n, v in rows().items() if n != "observations"})
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        if how == "external bytes":
+            outside = [(str(tmp_path / "secret.bin"), 0, values.nbytes)]
+            file.create_dataset("observations", values.shape, values.dtype, external=outside)
+        elif how == "external link":
+            file["observations"] = h5py.ExternalLink("other.hdf5", "/observations")
+        else:
+            layout = h5py.VirtualLayout(values.shape, values.dtype)
+            other = str(tmp_path / "other.hdf5")
+            layout[:] = h5py.VirtualSource(other, "observations", values.shape)
+            file.create_virtual_dataset("observations", layout)
+    with pytest.raises(SourceError, match=r"other file|another file"):
+        open_source(tmp_path / "a.hdf5", format="d4rl")
+    with pytest.raises(SourceError):
+        open_source(tmp_path / "a.hdf5")

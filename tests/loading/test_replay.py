@@ -468,3 +468,78 @@ def test_a_training_run_follows_a_recording_that_evicts(tmp_path: Path):
         stop.set()
         recorder.join()
     assert int(batch.info.index.max()) >= 400
+
+
+def test_a_state_from_another_commit_or_view_is_refused_unless_it_follows(tmp_path: Path):
+    path = tmp_path / "a.exp"
+    store = fill(path, LENGTHS)
+    replay = expstore.Replay(store, 4)
+    replay.sample()
+    state = json.loads(json.dumps(replay.state_dict()))
+    grown = fill(path, [3])
+
+    with pytest.raises(StateError, match=r"saved at commit 1 .* this is commit 2; .*at=1"):
+        expstore.Replay(grown, 4).load_state_dict(state)
+    with pytest.raises(StateError, match="another view"):
+        expstore.Replay(store.filter([0, 2]), 4).load_state_dict(state)
+    exact = expstore.Replay(expstore.open(path, at=1), 4)
+    exact.load_state_dict(state)
+    assert equal(exact.sample(), replay.sample())
+    following = expstore.Replay(grown, 4, follow=True)
+    following.load_state_dict(state)
+    following.sample()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_batch_that_an_interrupt_kept_back_is_still_the_next_one(
+    tmp_path: Path, prefetch: int, monkeypatch: pytest.MonkeyPatch
+):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+    replay = expstore.Replay(store, 4, seed=9, prefetch=prefetch)
+    alone = expstore.Replay(store, 4, seed=9)
+    for _ in range(3):
+        assert equal(replay.sample(), alone.sample())
+    real = expstore.Replay._read
+
+    def interrupted(*_: object) -> Batch:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(expstore.Replay, "_read", interrupted)
+    caught = 0
+    for _ in range(4):
+        try:
+            assert equal(replay.sample(), alone.sample())
+        except KeyboardInterrupt:
+            caught += 1
+    assert caught
+    monkeypatch.setattr(expstore.Replay, "_read", real)
+    alone = expstore.Replay(store, 4, seed=9)
+    resumed = expstore.Replay(store, 4, seed=9)
+    resumed.load_state_dict(replay.state_dict())
+    following = resumed.sample()
+    assert any(equal(following, alone.sample()) for _ in range(7))
+    assert equal(following, replay.sample())
+    replay.close()
+
+
+def test_a_follower_may_begin_before_the_first_episode(tmp_path: Path):
+    with expstore.Writer(tmp_path / "a.exp") as writer:
+        replay = expstore.Replay(expstore.open(tmp_path / "a.exp"), 4, follow=True)
+        writer.append(episode(0, 5))
+        writer.commit()
+        assert replay.sample()["action"].shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"store": "a.exp"}, "must be what expstore.open returned, got str"),
+        ({"unit": 10}, "unit must be Step"),
+        ({"unit": expstore.Sequence}, "unit must be Step"),
+    ],
+)
+def test_what_is_no_store_or_unit_is_refused_at_once(
+    tmp_path: Path, change: dict[str, object], text: str
+):
+    with pytest.raises(SchemaError, match=text):
+        expstore.Replay(**{"store": fill(tmp_path / "a.exp", [3]), "batch_size": 4, **change})

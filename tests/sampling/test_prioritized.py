@@ -144,7 +144,7 @@ def test_rounding_never_leads_into_a_store_without_steps():
     spans, forest = union([], [(0, 3)], [], [(4, 6)], []), Forest(alpha=1.0, eps=0.0)
     forest.follow(spans)
     masses = np.array([0.0, 3.0, np.nextafter(3.0, 0), 5.0, np.nextafter(5.0, 9), 99.0])
-    assert forest.draw(masses)[0].tolist() == [0, 3, 2, 4, 4, 4]
+    assert forest.at_masses(masses)[0].tolist() == [0, 3, 2, 4, 4, 4]
 
 
 def test_draws_are_a_function_of_seed_number_steps_and_priorities():

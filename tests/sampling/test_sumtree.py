@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expstore.errors import SchemaError
-from expstore.sampling import kernels
-from expstore.sampling.draw import keys_of, random_bits
+from expstore.sampling import tree_kernels
+from expstore.sampling.draw import fold, random_bits
 from expstore.sampling.sumtree import SumTree
 
 PRIORITIES = st.floats(0, 1e6, width=32) | st.sampled_from([0.0, 1e-30, 3.4e38])
@@ -175,7 +175,7 @@ def test_an_exponent_or_addend_out_of_range_is_refused(alpha, eps, text):
 @given(st.integers(), st.integers(0, 9), st.integers(1, 40), st.floats(1e-3, 1e6), st.booleans())
 def test_the_compiled_masses_equal_the_numpy_masses(seed, draw, count, total, stratified):
     out = np.empty(count)
-    kernels.fill_masses(*keys_of(seed, draw), total, stratified, out)
+    tree_kernels.fill_masses(np.uint64(fold(seed)), draw, total, stratified, out)
     part = (random_bits(seed, draw, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     expected = (np.arange(count) + part) * (total / count) if stratified else part * total
     assert out.tolist() == expected.tolist()

@@ -242,3 +242,26 @@ def test_discarding_keeps_what_is_live(tmp_path: Path):
 
 def test_evicted_error_is_a_step_range_error():
     assert issubclass(EvictedError, StepRangeError)
+
+
+def test_a_range_between_two_mapped_ones_is_never_taken_for_mapped(tmp_path: Path):
+    path = tmp_path / "a.exp"
+    options = {"capacity_steps": 16 * 4096, "durable": False, "commit_interval_s": 1e9}
+    with expstore.Writer(path, **options) as writer:
+
+        def add(num_episodes: int) -> expstore.Store:
+            for _ in range(num_episodes):
+                numbers = np.arange(1024) + writer.num_steps
+                writer.append({"x": numbers, "reward": np.zeros(1024)})
+            writer.commit()
+            return expstore.open(path)
+
+        oldest = add(64)
+        oldest.read([oldest.spans.start[0]])
+        between = add(96)
+        newest = add(96)
+        newest.read([newest.spans.start[-1]])
+        with pytest.raises(EvictedError, match="was evicted"):
+            between.read([int(between.spans.start[2])], ["x"])
+        first = int(oldest.spans.start[0])
+        assert oldest.read([first], ["x"])["x"].tolist() == [first]

@@ -349,7 +349,7 @@ def test_a_schema_that_was_discarded_leaves_nothing_behind(tmp_path: Path) -> No
     """Its chunk files, of another size, were taken for damaged ones of the next schema."""
     path = tmp_path / "store.exp"
     with small_chunks(PLAN.chunks), writer_of(path) as writer:
-        writer.append({"observation": np.ones((40, 32, 32), "f8"), "reward": np.ones((40, 7))})
+        writer.append({"observation": np.ones((40, 32, 32), "f8"), "reward": np.ones(40, "i2")})
         writer.discard()
         append_up_to(writer, 2)
 

@@ -533,3 +533,55 @@ def test_history_of_a_commit_that_was_never_published_is_cut(tmp_path):
         out.append(episode(5))
     assert [e["number"] for e in read_history(path)] == [0, 1, 2]
     assert_same(expstore.open(path).episode(1), episode(5))
+
+
+def test_a_writer_whose_store_was_replaced_does_not_publish_over_the_new_one(tmp_path):
+    import shutil
+
+    path = tmp_path / "a.exp"
+    data = {"reward": np.zeros(3)}
+    old = expstore.Writer(path, commit_interval_s=1e9)
+    old.append(data)
+    old.commit()
+    old.append(data)
+    shutil.rmtree(path)
+    with expstore.Writer(path) as new:
+        for _ in range(3):
+            new.append({"reward": np.ones(3)})
+        new.commit()
+        with pytest.raises(WriterStateError, match="removed or replaced"):
+            old.commit()
+        old.close()
+    assert expstore.open(path).read(np.arange(9))["reward"].tolist() == [1.0] * 9
+
+
+UNCLOSED = """
+import sys, numpy as np, expstore
+writer = expstore.Writer(sys.argv[1], commit_interval_s=1e9)
+writer.append({"reward": np.ones(3)})
+"""
+
+
+def test_a_writer_that_nobody_closed_commits_when_the_interpreter_ends(tmp_path):
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-c", UNCLOSED, str(tmp_path / "a.exp")]
+    subprocess.run(command, check=True, capture_output=True)
+    assert expstore.open(tmp_path / "a.exp").num_steps == 3
+
+
+def test_an_older_commit_can_be_opened(tmp_path):
+    path = tmp_path / "a.exp"
+    with expstore.Writer(path, commit_interval_s=1e9) as writer:
+        for length in (3, 4, 5):
+            writer.append({"reward": np.full(length, length)})
+            writer.commit()
+    assert [expstore.open(path, at=n).num_steps for n in (0, 1, 2, 3)] == [0, 3, 7, 12]
+    assert expstore.open(path, at=2).read([6])["reward"].tolist() == [4]
+    assert expstore.open(path, at=1).latest().num_steps == 12
+    assert expstore.open([path, path], at=[1, 3]).num_steps == 15
+    with pytest.raises(
+        expstore.errors.StepRangeError, match="has no commit 9; the newest one is 3"
+    ):
+        expstore.open(path, at=9)
