@@ -12,7 +12,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MISSING = [n for n in ("torch", "torchrl", "minari") if importlib.util.find_spec(n) is None]
 needs_peers = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
-NAMES = ["windows-vectors", "windows-frames", "memory", "open", "append"]
+NAMES = [
+    "windows-vectors",
+    "windows-frames",
+    "windows-atari",
+    "append-atari",
+    "memory",
+    "open",
+    "append",
+]
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
