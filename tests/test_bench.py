@@ -41,7 +41,7 @@ def test_every_workload_runs_on_tiny_data_and_writes_json(tmp_path):
     assert found["machine"]["packages"]["torchrl"]
     assert [workload["workload"] for workload in found["workloads"]] == NAMES
     for workload in found["workloads"]:
-        assert len(workload["figures"]) >= 2
+        assert workload["figures"]
         assert all(figure["median"] > 0 for figure in workload["figures"])
         assert {type(goal["is_reached"]) for goal in workload["goals"]} == {bool}
         assert f"| {workload['workload']} " in run.stderr
