@@ -9,6 +9,8 @@ import expstore
 
 @pytest.mark.parametrize("name", sorted(expstore.__all__))
 def test_every_public_name_resolves_and_has_a_docstring(name: str) -> None:
+    if "loading" in expstore._LAZY.get(name, ""):
+        pytest.importorskip("torch")
     value = getattr(expstore, name)
 
     if inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value):
