@@ -194,9 +194,10 @@ if __name__ == "__main__":
     )
     walk = iter(loader)
     next(walk)
-    for worker in walk.gi_frame.f_locals["batches"]._workers:
-        os.kill(worker.pid, signal.SIGKILL)
-    try:
+    workers = walk.gi_frame.f_locals["batches"]._workers
+    try:  # the signal may come while the second one is being killed
+        for worker in workers:
+            os.kill(worker.pid, signal.SIGKILL)
         list(walk)
     except RuntimeError as error:
         print("exited unexpectedly" in str(error) or "killed by signal" in str(error))
