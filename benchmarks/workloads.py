@@ -19,6 +19,7 @@ WORKLOADS = {
     "memory": "benchmarks.memory:run_memory",
     "open": "benchmarks.opening:run_opening",
     "append": "benchmarks.append:run_append",
+    "expand": "benchmarks.expanding:run_expand",
 }
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from expstore import errors
 from expstore.errors import ExpstoreError
 from expstore.schema import Field, Schema
-from expstore.storage.store import Store
+from expstore.storage.store import Store, union
 from expstore.storage.store import open_store as open
 from expstore.storage.writer import Writer
 
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from expstore.loading.batch import Batch as Batch
     from expstore.loading.dataset import SequenceDataset as SequenceDataset
     from expstore.loading.dataset import sequence_loader as sequence_loader
+    from expstore.loading.hindsight import Hindsight as Hindsight
+    from expstore.loading.nstep import NStep as NStep
     from expstore.loading.replay import Replay as Replay
+    from expstore.loading.stack import Stack as Stack
     from expstore.loading.units import Step as Step
     from expstore.sampling.mixture import Mixture as Mixture
     from expstore.sampling.prioritized import Prioritized as Prioritized
@@ -32,10 +35,21 @@ if TYPE_CHECKING:
     from expstore.sampling.sequence import SequenceConfig as SequenceConfig
     from expstore.sampling.uniform import Uniform as Uniform
     from expstore.sampling.uniform import WithoutReplacement as WithoutReplacement
-    from expstore.storage.maintain import verify as verify
+    from expstore.storage.copying import Copy as Copy
+    from expstore.storage.copying import compact as compact
+    from expstore.storage.copying import merge as merge
+    from expstore.storage.deletion import Deletion as Deletion
+    from expstore.storage.deletion import delete as delete
+    from expstore.storage.history import CommitSummary as CommitSummary
+    from expstore.storage.history import history as history
+    from expstore.storage.repair import Repair as Repair
+    from expstore.storage.repair import repair as repair
+    from expstore.storage.verification import Verification as Verification
+    from expstore.storage.verification import verify as verify
     from expstore.summary import EpisodeSummary as EpisodeSummary
     from expstore.summary import FieldRange as FieldRange
     from expstore.summary import FieldSummary as FieldSummary
+    from expstore.summary import PrioritySummary as PrioritySummary
     from expstore.summary import StoreSummary as StoreSummary
     from expstore.summary import inspect as inspect
 
@@ -44,56 +58,85 @@ __version__ = "0.1.0"
 # Loaded when first asked for: they bring torch, numba or optional packages with them.
 _LAZY = {
     "Batch": "expstore.loading.batch",
+    "CommitSummary": "expstore.storage.history",
+    "Copy": "expstore.storage.copying",
+    "Deletion": "expstore.storage.deletion",
     "EpisodeSummary": "expstore.summary",
     "FieldRange": "expstore.summary",
     "FieldSummary": "expstore.summary",
+    "Hindsight": "expstore.loading.hindsight",
     "IngestProgress": "expstore.ingest.report",
     "IngestReport": "expstore.ingest.report",
     "Mixture": "expstore.sampling.mixture",
+    "NStep": "expstore.loading.nstep",
     "Prioritized": "expstore.sampling.prioritized",
+    "PrioritySummary": "expstore.summary",
+    "Repair": "expstore.storage.repair",
     "Replay": "expstore.loading.replay",
     "Ring": "expstore.sampling.ring",
     "Sequence": "expstore.sampling.sequence",
     "SequenceConfig": "expstore.sampling.sequence",
     "SequenceDataset": "expstore.loading.dataset",
+    "Stack": "expstore.loading.stack",
     "Step": "expstore.loading.units",
     "StoreSummary": "expstore.summary",
     "Uniform": "expstore.sampling.uniform",
+    "Verification": "expstore.storage.verification",
     "WithoutReplacement": "expstore.sampling.uniform",
+    "compact": "expstore.storage.copying",
+    "delete": "expstore.storage.deletion",
+    "history": "expstore.storage.history",
     "ingest_from": "expstore.ingesting",
     "inspect": "expstore.summary",
+    "merge": "expstore.storage.copying",
+    "repair": "expstore.storage.repair",
     "sequence_loader": "expstore.loading.dataset",
-    "verify": "expstore.storage.maintain",
+    "verify": "expstore.storage.verification",
 }
 
 __all__ = [
     "Batch",
+    "CommitSummary",
+    "Copy",
+    "Deletion",
     "EpisodeSummary",
     "ExpstoreError",
     "Field",
     "FieldRange",
     "FieldSummary",
+    "Hindsight",
     "IngestProgress",
     "IngestReport",
     "Mixture",
+    "NStep",
     "Prioritized",
+    "PrioritySummary",
+    "Repair",
     "Replay",
     "Ring",
     "Schema",
     "Sequence",
     "SequenceConfig",
     "SequenceDataset",
+    "Stack",
     "Step",
     "Store",
     "StoreSummary",
     "Uniform",
+    "Verification",
     "WithoutReplacement",
     "Writer",
+    "compact",
+    "delete",
     "errors",
+    "history",
     "ingest_from",
     "inspect",
+    "merge",
     "open",
+    "repair",
     "sequence_loader",
+    "union",
     "verify",
 ]
 

@@ -346,6 +346,8 @@ def _is_exact(value: Any, array: NDArray[Any]) -> bool:
 
 def encode_metadata(metadata: Mapping[str, Any], where: str) -> bytes:
     """Metadata as UTF-8 JSON; numpy scalars and arrays become numbers and lists."""
+    if not metadata:
+        return b""
     for key in metadata:
         if key in INDEX_COLUMNS:
             raise SchemaError(f"metadata {key!r} {where} is a column of the index; rename it")
@@ -355,7 +357,7 @@ def encode_metadata(metadata: Mapping[str, Any], where: str) -> bytes:
         raise SchemaError(
             f"metadata {where} must be JSON: {error}; convert it or leave it out"
         ) from error
-    return b"" if text == "{}" else text.encode()
+    return text.encode()
 
 
 def end_of(columns: Mapping[str, Rows], where: str, end_reason: str | None) -> str:
@@ -386,14 +388,13 @@ def _flag_at_end(columns: Mapping[str, Rows], flag: str, where: str) -> bool:
         return False
     values = columns[flag]
     assert not isinstance(values, Ragged), flag  # the schema does not allow it
-    true_at = np.flatnonzero(values.reshape(len(values), -1).any(axis=1))
-    last = len(columns[flag]) - 1
-    if len(true_at) and true_at[0] < last:
+    if np.count_nonzero(values[:-1]):
+        first = np.flatnonzero(values.reshape(len(values), -1).any(axis=1))[0]
         raise SchemaError(
-            f"field {flag!r} is true at step {true_at[0]} of {last + 1} {where}, but an episode "
+            f"field {flag!r} is true at step {first} of {len(values)} {where}, but an episode "
             "ends with its flag; split it there into two episodes"
         )
-    return len(true_at) > 0
+    return bool(np.count_nonzero(values[-1]))
 
 
 def _num_steps(arrays: Mapping[str, Rows], following: Mapping[str, Rows], where: str) -> int:

@@ -52,6 +52,10 @@ class WriterStateError(ExpstoreError, RuntimeError):
     """The writer cannot do this now: closed, forked, or an episode is still open."""
 
 
+class ReadOnlyError(ExpstoreError, RuntimeError):
+    """Something was written to what can only be read; nothing has changed."""
+
+
 class StateError(ExpstoreError, ValueError):
     """A saved state belongs to another store, commit, sampler or unit."""
 
@@ -66,3 +70,29 @@ class MissingExtraError(ExpstoreError, ImportError):
 
 class AnchorShapeError(SchemaError, RuntimeError):
     """Anchors do not have one coordinate per storage dimension."""
+
+
+class BufferFullError(CapacityError, RuntimeError):
+    """A buffer of fixed capacity has no room for an episode; nothing was written."""
+
+
+class ArgumentTypeError(ExpstoreError, TypeError):
+    """An argument is of a type that cannot be used here; nothing has changed."""
+
+
+class UnknownEnvError(ExpstoreError, KeyError):
+    """An environment's id is not known to a buffer, or has no open episode."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would print the repr of the text
+
+
+class RegistryError(ExpstoreError, KeyError):
+    """A name is not registered, or is registered already."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would print the repr of the text
+
+
+class PostprocessError(ExpstoreError, RuntimeError):
+    """A postprocess function failed on an episode, whose raw rows are in quarantine."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from expstore.episode import Columns, encode_metadata, flatten
-from expstore.errors import SchemaError, SourceError
+from expstore.errors import DamagedError, SchemaError, SourceError
 from expstore.formats.source import Imported, Source, SourceEpisode, open_source
 from expstore.ingest.environments import PREFIX, Policy
 from expstore.ingest.interrupts import Interrupts
@@ -265,8 +265,9 @@ def _given(**arguments: Any) -> dict[str, Any]:
 
 
 def _imported(path: Path, name: str) -> Imported:
-    """What the store at `path` has of the source of that name."""
-    index = open_store(path).snapshots[0].index
+    """What the store at `path` has of the source of that name, or had before it was deleted."""
+    snapshot = open_store(path).snapshots[0]
+    index, deleted = snapshot.index, set(snapshot.deleted.tolist())
     length = index.column("length")
     mark = encode_metadata({"name": name}, "")[1:-1]
     lengths: dict[int | str, int] = {}
@@ -274,7 +275,12 @@ def _imported(path: Path, name: str) -> Imported:
         # Parsing all metadata of a large store would take longer than the import.
         if mark not in index.metadata_bytes(index.first + at):
             continue
-        found = index.metadata(index.first + at).get(SOURCE_KEY)
+        try:
+            found = index.metadata(index.first + at).get(SOURCE_KEY)
+        except DamagedError:
+            if index.first + at in deleted:  # by a repair: it may come again
+                continue
+            raise
         if isinstance(found, dict) and found.get("name") == name:
             lengths[found["episode"]] = int(length[at])
     return Imported(frozenset(lengths), sum(lengths.values()), lengths)

@@ -23,7 +23,6 @@ class Spans:
     first: NDArray[np.int64]  # (E,) position of that row, ascending from 0
     length: NDArray[np.int64]  # (E,) rows of the episode, at least 1
     streams: NDArray[np.int64]  # (S + 1,) positions where the stores of a union begin, and the end
-    owner: object = None  # keeps the files mapped that the arrays may lie in
 
     @staticmethod
     def laid_out(start: NDArray[np.int64], length: NDArray[np.int64]) -> Spans:
@@ -86,3 +85,17 @@ class Spans:
                 f"{int(self.start[-1] + self.length[-1] - 1)})"
             )
         return self.first[episode] + within
+
+    def positions_held(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The positions of those of the given step numbers (n,) that are in the selection.
+
+        >>> spans = Spans.laid_out(start=np.array([0, 10]), length=np.array([3, 4]))
+        >>> spans.positions_held(np.array([2, 3, 9, 10, 14])).tolist()
+        [2, 3]
+        """
+        if not len(self.start):
+            return np.empty(0, np.int64)
+        episode = np.searchsorted(self.start, steps, side="right") - 1
+        within = steps - self.start[episode]
+        held = (episode >= 0) & (within < self.length[episode])
+        return self.first[episode[held]] + within[held]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections import Counter
@@ -13,8 +14,11 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from expstore.errors import DamagedError, FormatError
 from expstore.schema import Field
 from expstore.storage import files
+from expstore.storage.layout import PRIORITIES
+from expstore.storage.priorities import read_pointer, set_names
 from expstore.storage.store import Store, open_store
 
 NUM_BINS = 24
@@ -49,11 +53,22 @@ class FieldSummary:
 
 
 @dataclass(frozen=True)
+class PrioritySummary:
+    """Priorities saved by name beside the data."""
+
+    name: str
+    num_steps: int | None  # with a priority; None if the set is damaged, as is the time
+    time: float | None  # seconds since 1970, UTC
+    allocated_bytes: int
+
+
+@dataclass(frozen=True)
 class StoreSummary:
     """A store as of its newest commit.
 
     Attributes:
-        allocated_bytes: the directory's, on disk; that of the fields and of the index together.
+        allocated_bytes: the directory's, on disk; that of the fields, of saved priorities and of
+            the index together.
         end_reasons: how many episodes ended so, most frequent first.
         length: of the episodes in steps; None where there are none.
         returns: "return" -> its distribution, "return[0]" and so on where rewards are vectors.
@@ -65,11 +80,13 @@ class StoreSummary:
     commit_time: float  # seconds since 1970, UTC
     num_episodes: int
     num_steps: int
+    num_deleted: int  # episodes that were deleted, and whose rows are still there
     allocated_bytes: int
     fields: tuple[FieldSummary, ...]
     end_reasons: Mapping[str, int]
     length: Distribution | None
     returns: Mapping[str, Distribution]
+    priorities: tuple[PrioritySummary, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,21 +120,25 @@ class EpisodeSummary:
 
 
 @overload
-def inspect(path: str | os.PathLike[str]) -> StoreSummary: ...
+def inspect(path: str | os.PathLike[str], *, at: int | None = None) -> StoreSummary: ...
 @overload
-def inspect(path: str | os.PathLike[str], episode: int) -> EpisodeSummary: ...
 def inspect(
-    path: str | os.PathLike[str], episode: int | None = None
+    path: str | os.PathLike[str], episode: int, *, at: int | None = None
+) -> EpisodeSummary: ...
+def inspect(
+    path: str | os.PathLike[str], episode: int | None = None, *, at: int | None = None
 ) -> StoreSummary | EpisodeSummary:
     """Sum up a store, or one episode of it; it may be written meanwhile.
 
     Args:
         path: the store's directory.
         episode: the number of an episode.
+        at: number of an older commit, whose episodes must still be there; see `history`.
 
     Raises:
         NotAStoreError: there is no store at `path`.
-        StepRangeError: there is no such episode.
+        StepRangeError: there is no such episode, or no such commit.
+        EvictedError: episodes of that commit were evicted.
 
     Example:
         >>> import numpy as np, expstore
@@ -129,7 +150,7 @@ def inspect(
         >>> expstore.inspect("demo.exp", episode=0).end_reason
         'cut'
     """
-    store = open_store(path)
+    store = open_store(path, at=at)
     return _of_store(store) if episode is None else _of_episode(store, episode)
 
 
@@ -148,12 +169,25 @@ def _of_store(store: Store) -> StoreSummary:
         commit_time=snapshot.root.commit.time,
         num_episodes=store.num_episodes,
         num_steps=store.num_steps,
+        num_deleted=len(snapshot.deleted),
         allocated_bytes=allocated_below(snapshot.path),
         fields=tuple(_field(store, name, f) for name, f in store.fields.items()),
         end_reasons=dict(Counter(episodes["end_reason"].tolist()).most_common()),
         length=length,
         returns=returns,
+        priorities=tuple(
+            _priorities(snapshot.path / PRIORITIES / name)
+            for name in set_names(snapshot.path / PRIORITIES)
+        ),
     )
+
+
+def _priorities(path: Path) -> PrioritySummary:
+    num_steps, time = None, None
+    with contextlib.suppress(DamagedError, FormatError):  # verify says what is wrong
+        if (pointer := read_pointer(path)) is not None:
+            num_steps, time = pointer.num_steps, pointer.time
+    return PrioritySummary(path.name, num_steps, time, allocated_below(path))
 
 
 def _field(store: Store, name: str, field: Field) -> FieldSummary:

@@ -161,6 +161,16 @@ class FormatReader:
     def metadata(self) -> list[dict[str, Any]]:
         return [json.loads(text) if text else {} for text in self.metadata_bytes()]
 
+    def deleted(self) -> list[int]:
+        """Numbers of the deleted episodes, checked (8.2)."""
+        if "deleted" not in self.dims:
+            return []
+        columns = [self.array(f"deleted/{n}") for n in ("episode", "length", "crc32c")]
+        rows = zip(*columns, strict=True)
+        for row, (episode, length, crc) in enumerate(rows, self.dims["deleted"][0]):
+            assert crc == crc32c(np.array([row, episode, length], "<i8").tobytes())
+        return sorted(n for n in columns[0].tolist() if n >= self.dims["episode"][0])
+
     def field_checksums(self, field: str) -> list[int]:
         """Recomputed (8.1)."""
         rows = self.column(field, f"steps/{field}")
@@ -221,3 +231,36 @@ class FormatReader:
         stops = start + length
         assert start.tolist() == [0, *stops[:-1]][: len(start)]
         return [slice(int(s), int(e)) for s, e in zip(start, stops, strict=True)]
+
+
+def saved_priorities(path: Path) -> dict[str, Any]:
+    """The state of a saved set (16)."""
+    document = json.loads((path / "zarr.json").read_bytes())
+    ours = document["attributes"]["expstore_priorities"]
+    assert ours["format"] == 1
+    crc = ours.pop("crc32c")
+    assert crc == crc32c(canonical(document).encode())
+    for place, crc in ours["arrays"].items():
+        name = f"{ours['generation']}/{place}"
+        about = document["consolidated_metadata"]["metadata"][name]
+        num_rows, *row = about["shape"]
+        chunk_rows = about["chunk_grid"]["configuration"]["chunk_shape"][0]
+        dtype = np.dtype(about["data_type"]).newbyteorder("<")
+        data = b""
+        for chunk in range(-(-num_rows // chunk_rows)):
+            file = path / name / ".".join(["c", str(chunk), *["0"] * len(row)])
+            data += file.read_bytes()
+            assert (
+                len(data)
+                == (chunk + 1) * chunk_rows * int(np.prod(row, dtype=int)) * dtype.itemsize
+            )
+        num_values = int(np.prod(about["shape"], dtype=int))
+        rows = np.frombuffer(data, dtype, num_values).reshape(about["shape"])
+        assert crc == crc32c(rows.tobytes())
+        *parents, last = place.split("/")
+        here = ours["state"]
+        for key in parents:
+            here = here[int(key)] if isinstance(here, list) else here[key]
+        assert here[last] is None
+        here[last] = rows
+    return ours["state"]

@@ -20,6 +20,7 @@ NAMES = [
     "memory",
     "open",
     "append",
+    "expand",
 ]
 
 

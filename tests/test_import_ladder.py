@@ -33,6 +33,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "ingesting": (*CORE, "storage", "formats", "ingest"),
     "summary": (*CORE, "storage"),
     "buffer": (*CORE, "storage", "sampling", "loading", "ingest"),
+    "types": ("buffer",),
+    "utils": ("buffer",),
     "interop": (*CORE, "storage", "sampling", "loading", "ingest", "buffer", "formats"),
 }
 
@@ -41,18 +43,26 @@ STORAGE = (
     ("layout",),
     ("files", "parallel"),
     ("protocols", "mapping"),
-    ("mapped", "coded", "ragged"),
+    ("mapped", "coded", "ragged", "boundaries", "holding", "tombstones"),
     ("undecided",),
-    ("appenders", "following"),
+    ("following",),
     ("episodes",),
+    ("appenders",),
     ("open_episode",),
     ("streaming",),
     ("commits",),
+    ("states",),
+    ("pointer",),
+    ("priorities",),
     ("reading",),
-    ("table", "capacity"),
+    ("table", "capacity", "salvage", "quarantine", "bounds"),
+    ("conditions",),
+    ("selection",),
     ("store",),
+    ("history", "stored_episode", "carrying"),
     ("writer",),
-    ("maintain",),
+    ("deletion", "verification"),
+    ("repair", "copying"),
 )
 
 # what a command may import from the library, besides the names in `expstore.__all__`
@@ -62,10 +72,14 @@ PUBLIC_MODULES = ("errors", "formats")
 TORCH_ROOMS = ("loading", "buffer", "interop")
 
 # packages imported inside the function that needs them (a type checker may see them at the top)
-LAZY = ("h5py", "pyarrow", "gymnasium", "minari", "torchrl", "tensordict", "numba")
+LAZY = ("h5py", "pyarrow", "gymnasium", "minari", "torchrl", "tensordict", "numba", "yaml")
 
 # module name -> the lazy packages that it may import at its top
-TOP_LEVEL = {"kernels": ("numba",), "tree_kernels": ("numba",)}
+TOP_LEVEL = {
+    "kernels": ("numba",),
+    "tree_kernels": ("numba",),
+    "torchrl": ("torchrl",),  # its classes are the base of ours
+}
 
 
 @dataclass(frozen=True)
@@ -243,7 +257,7 @@ def test_a_broken_rule_is_found(module: str, source: str, text: str) -> None:
         ("expstore", "def __getattr__(name):\n from expstore.loading import replay"),
         ("expstore.storage", "from expstore.storage.store import Store"),
         ("expstore.storage.writer", "from expstore.storage.store import Store"),
-        ("expstore.storage.maintain", "from expstore.storage import layout, writer"),
+        ("expstore.storage.copying", "from expstore.storage import layout, writer"),
         ("expstore.loading.replay", "import torch\nfrom expstore.sampling.draw import Draw"),
         ("expstore.formats.hdf5", "def f():\n import h5py"),
         ("expstore.ingest.recorder", "if TYPE_CHECKING:\n import gymnasium"),

@@ -22,19 +22,25 @@ from expstore_cli.parameters import COUNT
     epilog="""\b
 Example:
   expstore inspect cheetah.exp
-  expstore inspect cheetah.exp --episode 3""",
+  expstore inspect cheetah.exp --episode 3
+  expstore inspect cheetah.exp --at 12""",
 )
 @click.argument("store", type=click.Path())
 @click.option("--episode", type=COUNT, help="Show one episode by its number.")
+@click.option("--at", type=COUNT, help="Show it as of commit N, see expstore history.")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
-def inspect(store: str, episode: int | None, as_json: bool) -> None:
+def inspect(store: str, episode: int | None, at: int | None, as_json: bool) -> None:
     """Show what a store holds, or one episode of it.
 
     Fields with shape, dtype, layout and bytes on disk; how long the episodes are, what they
     return and how they ended; the newest commit. A store that is being written can be
     inspected like any other: it is shown as of its newest commit.
     """
-    found = expstore.inspect(store) if episode is None else expstore.inspect(store, episode=episode)
+    found: expstore.StoreSummary | expstore.EpisodeSummary
+    if episode is None:
+        found = expstore.inspect(store, at=at)
+    else:
+        found = expstore.inspect(store, episode=episode, at=at)
     if as_json:
         text.echo_json(dataclasses.asdict(found))
         return
@@ -51,6 +57,9 @@ def _store(found: expstore.StoreSummary) -> Iterable[RenderableType]:
     counts = [text.count(found.num_episodes, "episode"), text.count(found.num_steps, "step")]
     yield Text(f"{', '.join(counts)}, {text.size(found.allocated_bytes)} on disk")
     yield Text(f"commit {found.commit} of {when}, {age} ago")
+    if found.num_deleted:
+        deleted = text.count(found.num_deleted, "deleted episode")
+        yield Text(f"{deleted}, whose space expstore compact gives back")
     yield Text()
     if not found.fields:
         yield Text("no fields yet: the first episode decides them")
@@ -61,6 +70,9 @@ def _store(found: expstore.StoreSummary) -> Iterable[RenderableType]:
         yield _distributions(found)
         yield Text()
         yield _ends(found)
+    if found.priorities:
+        yield Text()
+        yield _priorities(found)
 
 
 def _fields(found: expstore.StoreSummary) -> Table:
@@ -76,6 +88,7 @@ def _fields(found: expstore.StoreSummary) -> Table:
             _ratio(field),
         )
     others = found.allocated_bytes - sum(field.allocated_bytes for field in found.fields)
+    others -= sum(entry.allocated_bytes for entry in found.priorities)
     table.add_row("[dim]index and metadata[/dim]", "", "", "", text.size(others), "", "")
     return table
 
@@ -100,6 +113,17 @@ def _ends(found: expstore.StoreSummary) -> Table:
     for reason, number in found.end_reasons.items():
         share = f"{100 * number / found.num_episodes:.1f} %"
         table.add_row(reason, f"{number:,}", share, "█" * max(1, round(24 * number / most)))
+    return table
+
+
+def _priorities(found: expstore.StoreSummary) -> Table:
+    table = _table("saved priorities", "steps>", "on disk>", "saved")
+    for entry in found.priorities:
+        steps, when = "", "damaged: see expstore verify"
+        if entry.num_steps is not None:
+            steps = f"{entry.num_steps:,}"
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time))
+        table.add_row(Text(entry.name), steps, text.size(entry.allocated_bytes), when)
     return table
 
 

@@ -9,8 +9,19 @@ import click
 
 # name -> module and what the list of commands says; a test compares it with the command's help
 COMMANDS = {
+    "compact": (
+        "expstore_cli.compact",
+        "Write a new store without the deleted and evicted episodes of another one.",
+    ),
+    "delete": (
+        "expstore_cli.delete",
+        "Delete episodes by number, or those that a condition holds for.",
+    ),
+    "history": ("expstore_cli.history", "List the commits of a store."),
     "ingest": ("expstore_cli.ingest", "Append the episodes of a source to a store."),
     "inspect": ("expstore_cli.inspect", "Show what a store holds, or one episode of it."),
+    "merge": ("expstore_cli.merge", "Write a new store with the episodes of several others."),
+    "repair": ("expstore_cli.repair", "Keep every episode that verifies, take the others out."),
     "verify": ("expstore_cli.verify", "Recompute every checksum of a store."),
 }
 INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended

@@ -12,7 +12,8 @@ HEAD = """# The command
 <!-- Made by `python -m expstore_cli.reference > docs/cli.md`; a test keeps it true. -->
 
 What a command finds goes to stdout, progress and errors to stderr. Exit codes: 0 all is well, 1 an
-error (one line on stderr), 2 the command was called wrongly, 130 Ctrl-C.
+error (one line on stderr) or something is not as it should be, 2 the command was called wrongly,
+3 a damaged store was repaired (`repair`, `verify --repair`), 130 Ctrl-C.
 """
 
 

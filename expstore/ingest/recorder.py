@@ -56,7 +56,7 @@ class GymSource:
     ) -> None:
         self.num_episodes, self.num_steps = num_episodes, num_steps
         self._check_counts(env_id, seed)
-        self._env_id, self._seed = env_id, seed
+        self._env_id, self._seed = env_id, int(seed)  # environments refuse those of numpy
         self._choose, self._policy_name = policy_of(policy)
         self._env = make_environment(env_id)
         self._observed = leaves("observation", self._env.observation_space)

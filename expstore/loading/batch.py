@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from expstore.errors import FieldNotFoundError
+from expstore.loading.tensordicts import to_tensordict
 from expstore.schema import unknown_field
 
 # A tensor, what becomes one, or what makes what becomes one.
@@ -24,11 +25,15 @@ class Info(Mapping[str, torch.Tensor]):
     Attributes:
         index: int64, step number of each row.
         anchor_index: int64, step number of the anchor the row belongs to.
-        validity_mask: bool, the row is a step of the window; others repeat the nearest one.
+        validity_mask: bool, the row is a step of the window; others repeat the nearest one. False
+            also where a unit can make nothing of a step: see `NStep` and `Hindsight`.
         learning_mask: bool, the row lies in the learning region; padded rows, too.
         sequence_id: int64, 0 to B - 1.
         step_in_sequence: int64, 0 to W - 1.
         weight: float32, importance weight of the anchor; 1 for uniform sampling.
+        discount: float32, of the next value in the target of an `NStep`; 0 after a termination.
+        num_steps: int64, steps of the return of an `NStep`.
+        relabeled: bool, the row has another goal, by `Hindsight`.
     """
 
     def __init__(self, entries: Mapping[str, Entry] | None = None) -> None:
@@ -115,6 +120,29 @@ class Batch(Mapping[str, Any]):
         for size in reversed(lengths.shape[1:]):
             words = [words[i : i + size] for i in range(0, len(words), size)]
         return words
+
+    def to_tensordict(self) -> Any:
+        """A TensorDict of batch size (B, W), or (B,) for single steps, without copies.
+
+        The layout is TorchRL's: `reward`, flags and `next_<field>` lie under `"next"`, rewards
+        and flags of one number as (B, W, 1); each flag also at the root, where it is false.
+        Entries of `info` lie at the root, as `TensorDictReplayBuffer` puts them; `weight` is
+        called `priority_weight` there. Losses that need `("next", "done")` or the next
+        observation find them if `fields` of the batch had `done` and `next_observation`.
+
+        Raises:
+            MissingExtraError: tensordict is not installed.
+            SchemaError: two tensors belong at the same place.
+
+        >>> batch = Batch({"reward": torch.ones(4)}, Info({"weight": torch.ones(4)}))
+        >>> batch.to_tensordict()["next", "reward"].shape
+        torch.Size([4, 1])
+        """
+        index = self.info.get("index")
+        shape = (self.batch_size,) if index is None else index.shape
+        renamed = {"weight": "priority_weight"}
+        info = {renamed.get(name, name): tensor for name, tensor in self.info.items()}
+        return to_tensordict(self.fields, shape, info)
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         """A batch of what `function` makes of each tensor, info included."""

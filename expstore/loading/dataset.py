@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from expstore.loading.replay import (
     check_state,
 )
 from expstore.loading.units import Step, Unit
-from expstore.sampling.draw import Draw
+from expstore.sampling.draw import Draw, as_seed, fold
 from expstore.sampling.permutation import permute
 from expstore.storage.store import Store
 
@@ -35,7 +36,9 @@ class SequenceDataset(Dataset[Any]):
 
     Args:
         store: what `expstore.open` gave, or a view of it.
-        unit: `Step()` or `Sequence(...)`.
+        unit: `Step()` or `Sequence(...)`, also within `NStep`, `Stack` or `Hindsight`. What a
+            unit leaves to chance depends on the positions that are asked for together, in a
+            `sequence_loader` on its seed, epoch and batch.
         fields: names as in `Store.read`; None for all fields.
     """
 
@@ -71,7 +74,19 @@ class SequenceDataset(Dataset[Any]):
             raise StepRangeError(
                 f"positions must be from 0 to {len(self) - 1}, got {int(anchors[outside][0])}"
             )
-        return self._reader.read(self.store, Draw.evenly(anchors, max(1, len(self))))
+        draw = Draw.evenly(anchors, max(1, len(self)))
+        if isinstance(positions, Picked):
+            draw = replace(draw, seed=positions.seed, number=positions.number)
+        else:
+            draw = replace(draw, number=zlib.crc32(anchors.tobytes()))
+        return self._reader.read(self.store, draw)
+
+
+class Picked(list[int]):
+    """The positions of a batch, with what all that is left to chance in it depends on."""
+
+    seed: int
+    number: int
 
 
 class Windows(Sequence[dict[str, Any]]):
@@ -125,7 +140,7 @@ class Positions(Sampler[list[int]]):
         world_size: int,
     ) -> None:
         self.num_steps, self.batch_size = num_steps, batch_size
-        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
+        self.shuffle, self.seed, self.drop_last = shuffle, as_seed(seed), drop_last
         self.rank, self.world_size = rank, world_size
         self.epoch = 0  # that `iter` walks
         self.first_batch = 0  # of it
@@ -144,7 +159,9 @@ class Positions(Sampler[list[int]]):
             start = batch * self.batch_size
             at = np.arange(start, min(start + self.batch_size, own)) * self.world_size + self.rank
             order = permute(self.seed, epoch, at, self.num_steps) if self.shuffle else at
-            yield order.tolist()
+            picked = Picked(order.tolist())
+            picked.seed, picked.number = self.seed, fold(epoch, batch, self.rank)
+            yield picked
 
 
 class SequenceLoader(DataLoader[Any]):

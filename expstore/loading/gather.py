@@ -32,27 +32,30 @@ class Gather:
         self.threads = Threads(num_threads or min(4, os.cpu_count() or 1))
         self._ragged = [name for name, field in fields.items() if field.ragged]
         self._buffers = Buffers()
-        self._layouts: dict[int, Packed] = {}
+        self._layouts: dict[tuple[int, tuple[str, ...] | None], Packed] = {}
 
     @staticmethod
     def of(store: Store, names: Iterable[str] | None, num_threads: int | None = None) -> Gather:
         """Of the named fields, as in `Store.read`; None for all."""
         return Gather(resolve(store.snapshots[0].schema, names), num_threads)
 
-    def read(self, store: Store, steps: NDArray[np.int64]) -> dict[str, torch.Tensor]:
+    def read(
+        self, store: Store, steps: NDArray[np.int64], names: tuple[str, ...] | None = None
+    ) -> dict[str, torch.Tensor]:
         """Tensors (*S, *shape) of the given steps S, which the store is known to hold.
 
-        A ragged field comes as `<name>/values` (*S, longest, *shape), filled up with zeros,
-        and `<name>/length` (*S).
+        All fields, or those named. A ragged field comes as `<name>/values` (*S, longest, *shape),
+        filled up with zeros, and `<name>/length` (*S).
         """
         flat = steps.reshape(-1)
-        packed = self._layouts.get(len(flat))
+        packed = self._layouts.get((len(flat), names))
         if packed is None:
-            fixed = {name: f for name, f in self.fields.items() if not f.ragged}
-            packed = self._layouts[len(flat)] = Packed.of(fixed, len(flat))
+            fields = {name: self.fields[name] for name in names or self.fields}
+            fixed = {name: f for name, f in fields.items() if not f.ragged}
+            packed = self._layouts[len(flat), names] = Packed.of(fixed, len(flat))
         out = packed.views(self._buffers.empty(packed.num_bytes))
         store.read_into(flat, out, self.threads)
-        for name in self._ragged:
+        for name in self._ragged if names is None else set(self._ragged).intersection(names):
             rows = store.read_ragged(name, flat)
             out[f"{name}/values"], out[f"{name}/length"] = rows.padded(), rows.lengths
         return {

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from expstore.errors import AnchorShapeError
-from expstore.sampling.arrays import is_number_array, repeat_rows, to_kind_of, to_numpy
-from expstore.sampling.window import WindowPlan
+from expstore.sampling.arrays import is_number_array, repeat_rows, spread, to_kind_of, to_numpy
+
+MOST_KEPT = 1 << 16  # records; what depends on nothing but a batch's shape is kept up to this size
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,7 @@ class Anchors:
         columns = [to_numpy(column) for column in index] if is_tuple else [to_numpy(index)]
         if not is_tuple and columns[0].ndim == 2:
             is_tuple, columns = True, list(columns[0].T)
-        shapes = {column.shape for column in columns}
-        if len(shapes) != 1 or len(next(iter(shapes))) != 1:
+        if not columns or any(c.ndim != 1 or len(c) != len(columns[0]) for c in columns):
             raise AnchorShapeError(
                 "Sequence expected multidimensional anchors with shape [batch, D]. "
                 f"Got {[column.shape for column in columns]}; give (B,) anchors, a tuple of D "
@@ -51,22 +52,20 @@ class Anchors:
             example=index[0] if isinstance(index, tuple) else index,
         )
 
-    def index_of(self, steps: NDArray[np.int64]) -> Any:
-        """The expanded index: (B * W,) of (B, W) steps, with the lanes beside it if any."""
-        times = steps.shape[1]
-        index = [steps.reshape(-1)] + [np.repeat(lane, times) for lane in self.coordinates[1:]]
-        out = tuple(to_kind_of(self.example, axis) for axis in index)
-        return out if self.is_tuple else out[0]
-
 
 def describe_windows(
-    anchors: Anchors, plan: WindowPlan, learning: NDArray[np.bool_], info: dict[str, Any]
+    anchors: Anchors,
+    steps: NDArray[np.int64],
+    valid: NDArray[np.bool_],
+    learning: NDArray[np.bool_],
+    info: dict[str, Any],
 ) -> dict[str, Any]:
     """A copy of ``info`` with one row per record, and what each record is.
 
     Args:
         anchors: The B anchors.
-        plan: Their windows of W records.
+        steps: (B, W) where the records of their windows are read.
+        valid: (B, W) which records are steps of the window, not padding.
         learning: (W,) which records of a window belong to the learning region.
         info: What the sampler says about its anchors; entries with a first dimension have
             their rows repeated, numbers are passed through.
@@ -74,33 +73,51 @@ def describe_windows(
     Returns:
         ``info`` and ``index`` int64, ``anchor_index`` (dtype of the anchors), ``validity_mask``
         and ``learning_mask`` bool, ``sequence_id`` and ``step_in_sequence`` int64, all (B * W,).
+        ``index`` is a tuple of coordinates if the anchors are.
 
     Raises:
         TypeError: An entry is neither a number nor an array of numbers.
     """
-    num_windows, num_records = plan.steps.shape
+    num_windows, num_records = steps.shape
     described = {
         key: _repeated(key, value, num_records, anchors.example)
         for key, value in info.items()
         if key != "index"  # replaced, and of another form than the other entries for lanes
     }
-    entries = {
-        "anchor_index": np.repeat(anchors.reported, num_records, axis=0),
-        "validity_mask": plan.valid.reshape(-1),
-        "learning_mask": _spread(learning, plan.steps.shape),
-        "sequence_id": _spread(np.arange(num_windows, dtype=np.int64)[:, None], plan.steps.shape),
-        "step_in_sequence": _spread(np.arange(num_records, dtype=np.int64), plan.steps.shape),
-    }
-    described.update({key: to_kind_of(anchors.example, entries[key]) for key in entries})
-    described["index"] = anchors.index_of(plan.steps)
+    of_kind = to_kind_of(anchors.example)
+    is_learning, sequence_id, step_in_sequence = _known(num_windows, learning.tobytes())
+    described["anchor_index"] = of_kind(spread(anchors.reported, num_records))
+    described["validity_mask"] = of_kind(valid.reshape(-1))
+    described["learning_mask"] = of_kind(is_learning.copy())
+    described["sequence_id"] = of_kind(sequence_id.copy())
+    described["step_in_sequence"] = of_kind(step_in_sequence.copy())
+    index = of_kind(steps.reshape(-1))
+    if anchors.is_tuple:
+        lanes = anchors.coordinates[1:]
+        index = (index, *(of_kind(spread(lane, num_records)) for lane in lanes))
+    described["index"] = index
     return described
 
 
-def _spread(values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """values broadcast to shape and made flat; several times faster than tile or repeat."""
-    spread = np.empty(shape, values.dtype)
-    spread[:] = values
-    return spread.reshape(-1)
+Constants = tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]
+
+
+def _known(num_windows: int, learning: bytes) -> Constants:
+    """``learning_mask``, ``sequence_id`` and ``step_in_sequence``, not to be changed."""
+    make = _kept if num_windows * len(learning) <= MOST_KEPT else _made
+    return make(num_windows, learning)
+
+
+def _made(num_windows: int, learning: bytes) -> Constants:
+    num_records = len(learning)
+    return (
+        np.tile(np.frombuffer(learning, np.bool_), num_windows),
+        spread(np.arange(num_windows, dtype=np.int64), num_records),
+        np.tile(np.arange(num_records, dtype=np.int64), num_windows),
+    )
+
+
+_kept = lru_cache(maxsize=8)(_made)  # copying is several times faster than making
 
 
 def _repeated(key: str, value: Any, times: int, example: Any) -> Any:

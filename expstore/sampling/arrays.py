@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,28 @@ def is_tensor(value: Any) -> bool:
 
 def to_numpy(value: Any) -> NDArray[Any]:
     """value as an array; a tensor shares its memory where it lies on the CPU."""
-    return np.asarray(value.detach().cpu().numpy() if is_tensor(value) else value)
+    return np.asarray(value.numpy(force=True) if is_tensor(value) else value)
 
 
-def to_kind_of(example: Any, array: NDArray[Any]) -> Any:
-    """array as a tensor on the device of ``example``, or as it is if that is no tensor."""
+def to_kind_of(example: Any) -> Callable[[NDArray[Any]], Any]:
+    """What makes an array a tensor on the device of ``example``, or leaves it if that is none."""
     if not is_tensor(example):
-        return array
-    return sys.modules["torch"].from_numpy(array).to(example.device)
+        return _unchanged
+    from_numpy: Callable[[NDArray[Any]], Any] = sys.modules["torch"].from_numpy
+    if example.device.type == "cpu":
+        return from_numpy
+    return lambda array: from_numpy(array).to(example.device)
+
+
+def _unchanged(array: NDArray[Any]) -> NDArray[Any]:
+    return array
+
+
+def spread(values: NDArray[Any], times: int) -> NDArray[Any]:
+    """Each row of values (n, ...) so many times in a row; several times faster than repeat."""
+    out = np.empty((len(values), times, *values.shape[1:]), values.dtype)
+    out[:] = values[:, None]
+    return out.reshape(-1, *values.shape[1:])
 
 
 def is_number_array(value: Any) -> bool:
@@ -40,7 +55,7 @@ def repeat_rows(value: Any, times: int, example: Any) -> Any:
     if is_tensor(example) and not isinstance(value, np.ndarray):
         # By torch, so that a list of floats gets torch's default dtype.
         return repeat_rows(sys.modules["torch"].as_tensor(value), times, example)
-    return to_kind_of(example, np.repeat(np.asarray(value), times, axis=0))
+    return to_kind_of(example)(spread(np.asarray(value), times))
 
 
 def take(values: Any, index: tuple[NDArray[np.int64], ...]) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,18 @@ _SECOND = 0x94D049BB133111EB
 _NEGATIVE = 0xD1B54A32D192ED03
 
 
+def as_seed(seed: Any) -> int:
+    """Any integer, also one of numpy's, as one of Python's own, which a state can hold.
+
+    Raises:
+        SchemaError: it is no integer.
+    """
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise SchemaError(f"seed must be an integer, got {seed!r}") from None
+
+
 @dataclass(frozen=True)
 class Draw:
     """What a sampler returns."""
@@ -32,6 +44,8 @@ class Draw:
     anchors: NDArray[np.int64]  # (B,) position of each window's first learning step
     probability: NDArray[np.float64]  # (B,) with which the anchor was drawn
     weight: NDArray[np.float32]  # (B,) importance weight, largest 1
+    seed: int = 0  # with the number, all that random choices made for these anchors depend on
+    number: int = 0  # of the draw, counted by whoever reads it
 
     @staticmethod
     def evenly(anchors: NDArray[np.int64], num_steps: int) -> Draw:

@@ -166,13 +166,14 @@ def plan_spans(
         length: (E,)
         streams: (S + 1,)
         edges: Sorted; a new stretch begins at each ``edge + shift``.
-        shift: 0 where edges are starts, 1 where they are last positions.
+        shift: 0 where edges are starts, 1 where they are last positions, -1 where the episodes
+            are the stretches and edges are not read.
         burn_in: Records before the anchor.
         dilation: Steps between two records.
         need: Steps that must follow the anchor, 0 where windows never slide.
-        steps: (B, W) filled here, as are ``valid`` and ``positions``.
+        steps: (B, W) filled here, as is ``valid``.
         valid: (B, W)
-        positions: (B, W)
+        positions: (B, W) filled here, too, unless it is empty.
 
     Returns:
         -1, or the index of the first anchor that is not among the selected steps; the
@@ -187,24 +188,56 @@ def plan_spans(
             at += first[episode] - start[episode]
         elif at < 0 or at >= streams[-1]:
             return b
-        low, high = _bounds(streams, edges, shift, at)
+        else:
+            episode = _num_at_most(first, at) - 1
+        if shift < 0:
+            low, high = first[episode], first[episode] + length[episode]
+        else:
+            low, high = _bounds(streams, edges, shift, at)
         last = high - 1
         at -= min(max(need - (last - at), 0), at - low)
         wanted = at - burn_in * dilation
-        episode = _num_at_most(first, min(max(wanted, low), last)) - 1
-        shift_to_step = start[episode] - first[episode]
-        episode_stop = first[episode] + length[episode]
-        for k in range(steps.shape[1]):
-            clipped = min(max(wanted, low), last)
-            while clipped >= episode_stop:
-                episode += 1
-                shift_to_step = start[episode] - first[episode]
-                episode_stop += length[episode]
-            positions[b, k] = clipped
-            steps[b, k] = clipped + shift_to_step
-            valid[b, k] = clipped == wanted
-            wanted += dilation
+        if max(wanted, low) < first[episode]:
+            episode = _num_at_most(first, max(wanted, low)) - 1
+        _fill_window(wanted, dilation, low, last, episode, start, first, length, steps[b], valid[b])
+        if len(positions):
+            for k in range(steps.shape[1]):
+                positions[b, k] = min(max(wanted + k * dilation, low), last)
     return -1
+
+
+@compiled
+def _fill_window(
+    wanted: int,
+    dilation: int,
+    low: int,
+    last: int,
+    episode: int,
+    start: Integers,
+    first: Integers,
+    length: Integers,
+    steps: Integers,
+    valid: NDArray[np.bool_],
+) -> None:
+    """The steps (W,) of one window, of which the first record lies in the episode."""
+    shift_to_step = start[episode] - first[episode]
+    episode_stop = first[episode] + length[episode]
+    if last < episode_stop:  # nothing to look up on the way: several times faster
+        for k in range(len(steps)):
+            clipped = min(max(wanted, low), last)
+            steps[k] = clipped + shift_to_step
+            valid[k] = clipped == wanted
+            wanted += dilation
+        return
+    for k in range(len(steps)):
+        clipped = min(max(wanted, low), last)
+        while clipped >= episode_stop:
+            episode += 1
+            shift_to_step = start[episode] - first[episode]
+            episode_stop += length[episode]
+        steps[k] = clipped + shift_to_step
+        valid[k] = clipped == wanted
+        wanted += dilation
 
 
 @compiled

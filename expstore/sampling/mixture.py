@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,17 +65,32 @@ class Shares:
         return counts
 
 
+@runtime_checkable
+class Member(Protocol):
+    """A store, view or union that a mixture draws a share from."""
+
+    def identities(self) -> list[dict[str, Any]]:
+        """For each of its stores a dict with ``path``, ``store_id``, ``commit``, ``selection``."""
+        ...
+
+
 class Mixture:
     """Draws from several parts of a union in fixed shares, each part by a sampler of its own.
 
     A part is one store of the union, or several in a row. The anchors of a batch come part by
-    part, in the order of ``shares``.
+    part, in the order of ``shares``. Parts are given by any names, or as the stores themselves:
+    then ``Replay`` makes sure that they are the parts of what it draws from. The mixture keeps
+    what identifies a store and not the store, which would keep its evicted files.
 
     Args:
-        shares: The share of each part in the anchors, by its name; 1 in all.
-        samplers: By the same names; ``Uniform()`` where there is none. Each serves this only.
-        num_streams: How many stores of the union each part has, by the same names; 1 where
-            there is none.
+        shares: The share of each part in the anchors, by its name or store; 1 in all.
+        samplers: By the same keys; ``Uniform()`` where there is none. Each serves this only.
+        num_streams: How many stores of the union each named part has, by the same names; 1
+            where there is none.
+
+    Attributes:
+        shares: By name; the name of a store is its path, with a number if that is there already.
+        samplers: By name, too.
 
     Raises:
         SchemaError: Shares that do not sum to 1, or a name that is not among them.
@@ -95,15 +110,47 @@ class Mixture:
     ) -> None:
         samplers, num_streams = samplers or {}, num_streams or {}
         _check_names(shares, samplers, num_streams)
-        self.shares = dict(shares)
+        names = _names_of(shares)
+        self.shares = {names[key]: share for key, share in shares.items()}
         self.samplers: dict[Any, Sampler] = {
-            name: samplers[name] if name in samplers else Uniform() for name in shares
+            names[key]: samplers[key] if key in samplers else Uniform() for key in shares
         }
+        self._members = [key.identities() if isinstance(key, Member) else None for key in shares]
         self.num_drawn = 0
         self._counts = Shares(list(self.shares.values()))
-        self._streams = np.cumsum([0] + [num_streams.get(name, 1) for name in shares])
+        sizes = [
+            num_streams.get(key, 1) if member is None else len(member)
+            for key, member in zip(shares, self._members, strict=True)
+        ]
+        self._streams = np.cumsum([0, *sizes])
         self._spans: Spans | None = None  # of which _parts are the parts
         self._parts: list[Spans] = []
+
+    def check_union(self, identities: list[dict[str, Any]]) -> None:
+        """Refuse a selection that is not made of the stores given as keys, in their order.
+
+        Args:
+            identities: Of the selection, as of a ``Member``.
+
+        Raises:
+            SchemaError: Another store, another view of it, or another number of stores.
+        """
+        if len(identities) != self._streams[-1]:
+            raise SchemaError(self._of_other_stores(len(identities)))
+        for k, (name, member) in enumerate(zip(self.shares, self._members, strict=True)):
+            found = identities[self._streams[k] : self._streams[k + 1]]
+            if member is not None and not all(map(_is_same, member, found)):
+                where = ", ".join(f"{one['path']}" for one in found)
+                raise SchemaError(
+                    f"part {name} of the mixture is not what stands in its place in the union, "
+                    f"{where}; give Replay expstore.union of the mixture's stores in their order"
+                )
+
+    def _of_other_stores(self, num_stores: int) -> str:
+        return (
+            f"the mixture is of {int(self._streams[-1])} stores, the selection of {num_stores}; "
+            "give num_streams for parts of several stores, and Replay the union of all of them"
+        )
 
     def draw(self, spans: Spans, batch_size: int, seed: int) -> Draw:
         """See ``Sampler.draw``; a part that has its epoch end goes on with its next one.
@@ -188,10 +235,7 @@ class Mixture:
         """The spans of each part, the same objects for as long as ``spans`` is the same."""
         if spans is not self._spans:
             if len(spans.streams) - 1 != self._streams[-1]:
-                raise SchemaError(
-                    f"the mixture is of {int(self._streams[-1])} stores, the selection of "
-                    f"{len(spans.streams) - 1}; give num_streams for parts of several stores"
-                )
+                raise SchemaError(self._of_other_stores(len(spans.streams) - 1))
             bounds = zip(self._streams[:-1], self._streams[1:], strict=True)
             self._parts = [_cut(spans, int(low), int(high)) for low, high in bounds]
             self._spans = spans
@@ -208,6 +252,27 @@ def _cut(spans: Spans, low: int, high: int) -> Spans:
         spans.length[episodes],
         spans.streams[low : high + 1] - begin,
     )
+
+
+def _names_of(keys: Iterable[Any]) -> dict[Any, Any]:
+    """A name for each key: itself, or the paths of a store."""
+    names: dict[Any, Any] = {}
+    for key in keys:
+        name = key
+        if isinstance(key, Member):
+            name = path = ", ".join(str(identity["path"]) for identity in key.identities())
+            number = 1
+            while name in names.values():
+                number += 1
+                name = f"{path} ({number})"
+        names[key] = name
+    return names
+
+
+def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether both are the same selection of a store, as far as can be told between commits."""
+    is_same_view = one["commit"] != other["commit"] or one["selection"] == other["selection"]
+    return bool(one["store_id"] == other["store_id"]) and is_same_view
 
 
 def _check_names(shares: Mapping[Any, float], *others: Iterable[Any]) -> None:

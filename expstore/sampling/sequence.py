@@ -35,7 +35,8 @@ class Sequence:
             first step. ``"include_reset"``: windows run across episodes, bounded only by what
             was recorded (the write seam of a ring, the first and last step of a store).
         done_key: The flags that end an episode: ``("next", "done")`` and ``"done"`` are a
-            store's episodes, another key bounds by exactly that field, None by nothing but
+            store's episodes, another key bounds by exactly that field where it is not zero
+            (``("info", "life_lost")``, a leading ``"next"`` is left out), None by nothing but
             what was recorded. A list becomes a tuple.
         burn_in: Records before the learning region; they never make a window slide.
         bootstrap: Records after the learning region.
@@ -120,7 +121,8 @@ class Sequence:
         >>> Sequence(length=3).plan(spans, np.array([4])).steps.tolist()
         [[4, 4, 4]]
         """
-        return self._plan(spans, np.asarray(anchors, np.int64), boundaries, are_steps=False)
+        anchors = np.asarray(anchors, np.int64)
+        return WindowPlan(*self._laid(spans, anchors, boundaries, are_steps=False))
 
     def expand(self, index: Any, info: dict[str, Any], storage: Any) -> tuple[Any, dict[str, Any]]:
         """The records of every window, flat, and what each of them is.
@@ -145,14 +147,16 @@ class Sequence:
             TypeError: The storage, an anchor or an entry of ``info`` is of no use.
         """
         anchors = Anchors.read(index)
-        plan = self._plan_on(storage, anchors)
-        described = describe_windows(anchors, plan, self.learning, info)
+        steps, valid = self._records_of(storage, anchors)
+        described = describe_windows(anchors, steps, valid, self.learning, info)
         return described["index"], described
 
-    def _plan_on(self, storage: Any, anchors: Anchors) -> WindowPlan:
+    def _records_of(self, storage: Any, anchors: Anchors) -> tuple[Integers, NDArray[np.bool_]]:
+        """(B, W) steps, or rows of a ring, and which of them are valid."""
         if isinstance(storage, Ring):
             crosses = self.episode_boundary == "include_reset"
-            return storage.plan(self.shape, anchors.coordinates, self.done_key, not crosses)
+            plan = storage.plan(self.shape, anchors.coordinates, self.done_key, not crosses)
+            return plan.steps, plan.valid
         spans = getattr(storage, "spans", None)
         spans = spans() if callable(spans) else spans
         if not isinstance(spans, Spans):
@@ -166,15 +170,28 @@ class Sequence:
                 "Multidimensional anchors must have shape [batch, storage.ndim]. "
                 f"Got D = {len(anchors.coordinates)} for a store, whose steps have one number"
             )
-        boundaries = self._boundaries_of(storage) if self._reads_field else None
-        return self._plan(spans, anchors.coordinates[0], boundaries, are_steps=True)
+        steps, valid, _ = self._laid(
+            spans, anchors.coordinates[0], self.boundaries_in(storage), are_steps=True
+        )
+        return steps, valid
 
     @property
     def _reads_field(self) -> bool:
         runs_along = self.episode_boundary == "include_reset" or self.done_key is None
         return not runs_along and self.done_key not in _EPISODE_ENDS
 
-    def _boundaries_of(self, storage: Any) -> Integers:
+    def boundaries_in(self, storage: Any) -> Integers | None:
+        """What ``plan`` has to know of a storage besides its spans; None in most cases.
+
+        Args:
+            storage: A store or view. If ``done_key`` is a field, it must have a method
+                ``boundaries`` that gives the ascending positions at which a key is true.
+
+        Raises:
+            FieldNotFoundError: The storage has no ``done_key``.
+        """
+        if not self._reads_field:
+            return None
         if not hasattr(storage, "boundaries"):
             raise FieldNotFoundError(
                 f"{type(storage).__name__} cannot say where the field {self.done_key!r} is true; "
@@ -182,25 +199,40 @@ class Sequence:
             )
         return cast(Integers, storage.boundaries(self.done_key))
 
-    def _plan(
-        self, spans: Spans, anchors: Integers, boundaries: Integers | None, are_steps: bool
-    ) -> WindowPlan:
+    def edges_in(self, storage: Any) -> Integers:
+        """Ascending positions at which the stretches begin that windows of a storage lie in.
+
+        See ``boundaries_in`` for the argument and the errors.
+        """
+        edges, shift = self._edges(storage.spans, self.boundaries_in(storage))
+        return edges + max(shift, 0)
+
+    def _laid(
+        self,
+        spans: Spans,
+        anchors: Integers,
+        boundaries: Integers | None,
+        *,
+        are_steps: bool,
+    ) -> tuple[Integers, NDArray[np.bool_], Integers]:
+        """(B, W) steps, their validity, and their positions unless anchors are steps."""
         from expstore.sampling import kernels
 
         edges, shift = self._edges(spans, boundaries)
-        out = (len(anchors), self.window)
-        plan = WindowPlan(np.empty(out, np.int64), np.empty(out, np.bool_), np.empty(out, np.int64))
         shape = self.shape
+        out = (len(anchors), shape.num_records)
+        steps, valid = np.empty(out, np.int64), np.empty(out, np.bool_)
+        positions = np.empty((0, 0) if are_steps else out, np.int64)
         bad = kernels.plan_spans(
             anchors, are_steps, spans.start, spans.first, spans.length, spans.streams,
-            edges, shift, shape.burn_in, shape.dilation, shape.need,
-            plan.steps, plan.valid, plan.positions,
+            edges, shift, shape.burn_in, shape.dilation, shape.need, steps, valid, positions,
         )  # fmt: skip
         if bad >= 0:
             (spans.positions_of if are_steps else lambda at: check_positions(spans, at))(anchors)
-        return plan
+        return steps, valid, positions
 
     def _edges(self, spans: Spans, boundaries: Integers | None) -> tuple[Integers, int]:
+        """What bounds the windows, as the kernel takes it: see there."""
         if self.episode_boundary == "include_reset" or (
             self.done_key is None and boundaries is None
         ):
@@ -209,7 +241,7 @@ class Sequence:
             return np.ascontiguousarray(boundaries, np.int64), 1
         if self._reads_field:
             raise FieldNotFoundError(f"the boundaries of done_key {self.done_key!r} were not given")
-        return spans.first, 0
+        return spans.first, -1
 
 
 def _as_key(key: Any) -> DoneKey:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Literal
 
 import numpy as np
@@ -156,70 +157,86 @@ class WithoutReplacement:
 
 
 class _Population:
-    """The steps of an epoch: known by their number and ends while they begin the selection,
-    and by their runs once eviction has moved them."""
+    """The steps of an epoch, and where those that are still there stand in a selection.
 
-    def __init__(self, num_steps: int, first_step: int, last_step: int) -> None:
+    While they begin the selection, a checksum of their runs says so; that and their number is
+    all a state holds then. Once eviction has moved them it holds the runs.
+    """
+
+    def __init__(self, num_steps: int, first_step: int, last_step: int, checksum: int) -> None:
         self.num_steps, self.first_step, self.last_step = num_steps, first_step, last_step
-        self.spans: Spans | None = None
+        self.checksum = checksum
+        self.runs: Spans | None = None  # None until a loaded state meets its selection
         self.has_moved = False
+        self._met: tuple[Spans, bool] | None = None  # the newest selection: do they begin it?
 
     @staticmethod
     def of(spans: Spans) -> _Population:
-        first, last = spans.steps_at(np.array([0, spans.num_steps - 1]))
-        population = _Population(spans.num_steps, int(first), int(last))
-        population.spans = spans
+        return _Population._made_of(_first_runs(spans, spans.num_steps))
+
+    @staticmethod
+    def _made_of(runs: Spans) -> _Population:
+        first, last = int(runs.start[0]), int(runs.start[-1] + runs.length[-1] - 1)
+        population = _Population(runs.num_steps, first, last, _checksum(runs))
+        population.runs = runs
         return population
 
     def positions_in(self, spans: Spans, drawn: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where the drawn members are in ``spans`` now; those that have left are left out."""
         if self._begins(spans):
-            self.spans = self.spans or spans
             return drawn
-        if self.spans is None:
-            raise StateError(
-                f"the state was saved in an epoch over {self.num_steps} steps, {self.first_step} "
-                f"to {self.last_step}, which are not the first of this selection; load it on the "
-                "store, view and commit it was saved with, or start a new sampler"
-            )
-        self.has_moved = True
-        steps = self.spans.steps_at(drawn)
-        episode = np.searchsorted(spans.start, steps, side="right") - 1
-        within = steps - spans.start[episode]
-        stays = (episode >= 0) & (within < spans.length[episode])
-        return spans.first[episode[stays]] + within[stays]
+        assert self.runs is not None
+        return spans.positions_held(self.runs.steps_at(drawn))
 
     def _begins(self, spans: Spans) -> bool:
-        # Removing a step before the last would bring another one to its position.
-        if spans is self.spans:
-            return True
-        if spans.num_steps < self.num_steps:
-            return False
-        first, last = spans.steps_at(np.array([0, self.num_steps - 1]))
-        return bool(first == self.first_step and last == self.last_step)
+        """Whether the first positions are exactly these steps, not only as many."""
+        if self._met is None or self._met[0] is not spans:
+            head = _first_runs(spans, self.num_steps)
+            begins = head.num_steps == self.num_steps and _checksum(head) == self.checksum
+            if begins:
+                self.runs = self.runs or head
+            elif self.runs is None:
+                raise StateError(
+                    f"the state was saved in an epoch over {self.num_steps} steps, "
+                    f"{self.first_step} to {self.last_step}, which are not the first of this "
+                    "selection; load it on the store, view and commit it was saved with, or start "
+                    "a new sampler"
+                )
+            self._met = spans, begins
+            self.has_moved |= not begins
+        return self._met[1]
 
     def to_state(self) -> dict[str, int | str]:
         state: dict[str, int | str] = {
-            "num_steps": self.num_steps, "first_step": self.first_step, "last_step": self.last_step,
-        }  # fmt: skip
-        if self.has_moved and self.spans is not None:
-            state["runs"] = _runs_of(self.spans)
+            "num_steps": self.num_steps,
+            "first_step": self.first_step,
+            "last_step": self.last_step,
+            "checksum": self.checksum,
+        }
+        if self.has_moved and self.runs is not None:
+            runs = zip(self.runs.start, self.runs.length, strict=True)
+            state["runs"] = " ".join(f"{first}+{length}" for first, length in runs)
         return state
 
     @staticmethod
     def from_state(state: dict[str, int | str]) -> _Population:
-        check_state(state, str(state["kind"]), ("num_steps", "first_step", "last_step"))
-        population = _Population(
-            int(state["num_steps"]), int(state["first_step"]), int(state["last_step"])
-        )
-        if "runs" in state:
-            runs = np.array([run.split("+") for run in str(state["runs"]).split()], np.int64)
-            population.spans = Spans.laid_out(runs[:, 0], runs[:, 1])
-            population.has_moved = True
+        names = ("num_steps", "first_step", "last_step", "checksum")
+        check_state(state, str(state["kind"]), names)
+        if "runs" not in state:
+            return _Population(*(int(state[name]) for name in names))
+        runs = np.array([run.split("+") for run in str(state["runs"]).split()], np.int64)
+        population = _Population._made_of(Spans.laid_out(runs[:, 0], runs[:, 1]))
+        population.has_moved = True
         return population
 
 
-def _runs_of(spans: Spans) -> str:
-    """The selected steps as ``first+length`` of each stretch without a gap."""
-    runs = merged(spans)
-    return " ".join(f"{a}+{n}" for a, n in zip(runs.start, runs.length, strict=True))
+def _first_runs(spans: Spans, num_steps: int) -> Spans:
+    """The steps at the first positions in as few stretches without a gap as can be."""
+    held = merged(spans)
+    here = held.first < num_steps
+    first, length = held.first[here], held.length[here]
+    return Spans.laid_out(held.start[here], np.minimum(length, num_steps - first))
+
+
+def _checksum(runs: Spans) -> int:
+    return zlib.crc32(np.concatenate([runs.start, runs.length]).astype("<i8").tobytes())

@@ -11,6 +11,7 @@ from pathlib import Path
 from expstore.schema import Schema
 from expstore.storage import files
 from expstore.storage.coded import CodedAppender
+from expstore.storage.episodes import IndexAppender
 from expstore.storage.layout import ArrayLayout, ChunkLimits, arrays_of
 from expstore.storage.mapped import MappedAppender
 from expstore.storage.protocols import Appender
@@ -23,6 +24,7 @@ class Appenders(Mapping[str, Appender]):
     Attributes:
         schema: with the layouts decided so far.
         arrays: every array's layout.
+        index: adds to the arrays under `episodes/`.
         has_failed: rows could not be synced. The system reports this once, then forgets the
             rows: no commit may follow.
     """
@@ -49,6 +51,13 @@ class Appenders(Mapping[str, Appender]):
             else self._appender(layout, counts[layout.dimension])
             for path, layout in self.arrays.items()
         }
+        self.index = IndexAppender(self._appenders)
+        # One array for each dimension, since all of one have the same number of rows.
+        self._one_of = {
+            layout.dimension: self._appenders[path]
+            for path, layout in self.arrays.items()
+            if not path.startswith("episodes/")
+        }
 
     def __getitem__(self, path: str) -> Appender:
         return self._appenders[path]
@@ -60,8 +69,9 @@ class Appenders(Mapping[str, Appender]):
         return len(self._appenders)
 
     def counts(self) -> dict[str, int]:
-        """Rows appended along each dimension; all arrays of one must agree."""
-        return {a.dimension: self._appenders[path].num_rows for path, a in self.arrays.items()}
+        """Rows appended along each dimension; all arrays of one agree."""
+        rows = {dimension: appender.num_rows for dimension, appender in self._one_of.items()}
+        return rows | self.index.counts()
 
     def decide(self) -> None:
         """Choose the layout of the fields that waited for data, if there is some by now."""
@@ -72,6 +82,7 @@ class Appenders(Mapping[str, Appender]):
 
     def flush(self) -> None:
         """Hand all rows to the operating system; can be called again when that failed."""
+        self.index.flush()
         for appender in self._appenders.values():
             appender.flush()
 
@@ -85,8 +96,10 @@ class Appenders(Mapping[str, Appender]):
 
     def rewind(self, counts: Mapping[str, int]) -> None:
         """Forget the rows that go beyond `counts` of each dimension."""
+        self.index.rewind(counts)
         for path, layout in self.arrays.items():
-            self._appenders[path].rewind(counts[layout.dimension])
+            if not path.startswith("episodes/"):
+                self._appenders[path].rewind(counts[layout.dimension])
 
     def close(self) -> None:
         with ExitStack() as stack:  # all of them, also when one reports an error
@@ -127,7 +140,7 @@ class Appenders(Mapping[str, Appender]):
     def _appender(self, layout: ArrayLayout, num_rows: int) -> Appender:
         if layout.is_coded:
             return CodedAppender(self._root, layout, num_rows)
-        return MappedAppender(self._root, layout, num_rows, self._sync)
+        return MappedAppender(self._root, layout, num_rows, self._sync, early=self._durable)
 
 
 def _arrays_of_field(schema: Schema, name: str) -> list[str]:

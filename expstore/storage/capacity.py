@@ -48,7 +48,7 @@ class Capacity:
             step_bytes = sum(field.step_bytes for field in schema.fields.values())
             limits.append(self.num_bytes // CHUNKS_OF_CAPACITY // step_bytes)
         rows = max(1, min(limits))
-        return ChunkLimits(rows, rows)
+        return ChunkLimits(rows, rows, values_bytes=0)
 
     def check(self, num_steps: int, num_bytes: int, where: str) -> None:
         """Refuse an episode that alone is more than the store may hold.
@@ -121,15 +121,15 @@ def _end_before(column: Column, row: int, start: int, stop: int) -> int | None:
 
 
 def remove_evicted(path: Path, old: Root, new: Root) -> None:
-    """Remove the files that were live in `old` and hold nothing that is live in `new`.
+    """Remove the files that were live in `old`, or newer, and hold nothing that is live in `new`.
 
     Readers that have mapped them are not disturbed: the space is free when they let go.
     """
-    for name, layout in new.arrays.items():
-        if name in old.arrays:
-            before, after = (root.commit.dims[layout.dimension][0] for root in (old, new))
-            for chunk in range(before // layout.chunk_rows, after // layout.chunk_rows):
-                files.unlink(path / layout.chunk_path(chunk))
+    for layout in new.arrays.values():
+        # The first commit with a schema may evict what came with it.
+        before, after = (r.commit.dims.get(layout.dimension, (0, 0))[0] for r in (old, new))
+        for chunk in range(before // layout.chunk_rows, after // layout.chunk_rows):
+            files.unlink(path / layout.chunk_path(chunk))
 
 
 def _allocated(snapshot: Snapshot) -> dict[str, dict[int, int]]:

@@ -18,7 +18,7 @@ import numpy as np
 from numcodecs import zstd
 from numpy.typing import NDArray
 
-from expstore.errors import DamagedError
+from expstore.errors import DamagedError, StorageError
 from expstore.storage import files
 from expstore.storage.layout import MISSING_CHUNK, ZSTD_LEVEL, ArrayLayout
 from expstore.storage.mapping import missing_file
@@ -150,18 +150,23 @@ class CodedAppender:
 
     def _write(self, shard: int, chunks: list[bytes]) -> Path:
         path = files.temporary(self._path(shard))
-        index = np.full((self.layout.chunks_per_shard, 2), MISSING_CHUNK, "<u8")
-        sizes = [len(chunk) for chunk in chunks]
-        index[: len(chunks), 1] = sizes
-        index[: len(chunks), 0] = np.cumsum([0, *sizes[:-1]])
-        trailer = index.tobytes()
-        data = b"".join([*chunks, trailer, files.crc32c(trailer).to_bytes(4, "little")])
+        data = shard_bytes(self.layout, chunks)
         with files.opened(files.create(path)) as descriptor:
             files.pwrite(descriptor, data, 0, path)
         return path
 
     def _path(self, shard: int) -> Path:
         return self.root / self.layout.chunk_path(shard)
+
+
+def shard_bytes(layout: ArrayLayout, chunks: list[bytes]) -> bytes:
+    """A shard with these inner chunks, encoded, at its beginning."""
+    index = np.full((layout.chunks_per_shard, 2), MISSING_CHUNK, "<u8")
+    sizes = [len(chunk) for chunk in chunks]
+    index[: len(chunks), 1] = sizes
+    index[: len(chunks), 0] = np.cumsum([0, *sizes[:-1]])
+    trailer = index.tobytes()
+    return b"".join([*chunks, trailer, files.crc32c(trailer).to_bytes(4, "little")])
 
 
 def _sync(path: Path) -> None:
@@ -272,14 +277,16 @@ class CodedColumn:
             except DamagedError as error:
                 yield error
 
-    def let_go(self, start: int) -> None:
-        """Unmap the shards below row `start`: no snapshot reaches them any more."""
-        if self._lock.acquire(blocking=False):  # see MappedColumn
-            try:
-                for old in [s for s in self._shards if s < start // self.layout.chunk_rows]:
-                    del self._shards[old]
-            finally:
-                self._lock.release()
+    def let_go(self, start: int) -> bool:
+        """See `Column.let_go`."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            for old in [s for s in self._shards if s < start // self.layout.chunk_rows]:
+                del self._shards[old]
+        finally:
+            self._lock.release()
+        return True
 
     def _pieces(self, rows: NDArray[np.int64], repeated: NDArray[np.intp]) -> list[Piece]:
         """Which rows of which chunks go where; repeated rows are left out."""
@@ -326,9 +333,12 @@ class CodedColumn:
             shard = self._shards.get(number)
             if shard is None or shard.valid_rows < needed:
                 path = self.root / self.layout.chunk_path(number)
-                if files.size(path) is None:
-                    raise missing_file(path, self.layout, number, self._live_start())
-                shard = self._shards[number] = Shard.map(path, self.layout, needed)
+                try:
+                    shard = self._shards[number] = Shard.map(path, self.layout, needed)
+                except (DamagedError, StorageError):
+                    if files.size(path) is None:  # now, if not when it was looked at
+                        raise missing_file(path, self.layout, number, self._live_start()) from None
+                    raise
                 if len(self._shards) > SHARDS_KEPT:
                     self._shards.popitem(last=False)
             return shard

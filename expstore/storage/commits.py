@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from expstore.errors import FormatError, NotAStoreError, StepRangeError, StoreLo
 from expstore.schema import Schema
 from expstore.storage import files
 from expstore.storage.layout import (
+    DELETED,
     EPISODE,
     FORMAT,
     HISTORY_FILE,
@@ -27,6 +29,7 @@ from expstore.storage.layout import (
     LOCK_FILE,
     METADATA_FILE,
     PRIVATE,
+    ROOT_COPY,
     ROOT_KEY,
     STEP,
     TEMPORARY,
@@ -34,6 +37,7 @@ from expstore.storage.layout import (
     ArrayLayout,
     arrays_of,
     canonical_json,
+    deleted_arrays,
     group_metadata,
     parents,
 )
@@ -65,24 +69,29 @@ class Root:
 
     def documents(self) -> dict[str, dict[str, Any]]:
         """The `zarr.json` of every group and array by path; "" is the root."""
-        arrays = {
-            path: layout.metadata(self.commit.dims[layout.dimension][1])
-            for path, layout in self.arrays.items()
-        }
-        groups = parents(arrays)
-        # Sorted, so that the members of a group stand together: zarr-python 3.1 loses others.
-        inside = dict(sorted(({group: group_metadata() for group in groups} | arrays).items()))
-        documents: dict[str, dict[str, Any]] = dict(arrays)
-        for group in groups:
+        inside = self._inside()
+        documents = {path: inside[path] for path in self.arrays}
+        for group in parents(self.arrays):
             prefix = f"{group}/"
             documents[group] = group_metadata(
                 {p.removeprefix(prefix): d for p, d in inside.items() if p.startswith(prefix)}
             )
-        documents[""] = self._root_document(inside)
+        documents[""] = self.document()
         return documents
 
-    def _root_document(self, inside: dict[str, Any]) -> dict[str, Any]:
-        document = group_metadata(inside)
+    def _inside(self) -> dict[str, dict[str, Any]]:
+        """What the root holds, each group as if it were empty."""
+        groups = {group: group_metadata() for group in parents(self.arrays)}
+        arrays = {
+            path: layout.metadata(self.commit.dims[layout.dimension][1])
+            for path, layout in self.arrays.items()
+        }
+        # Sorted, so that the members of a group stand together: zarr-python 3.1 loses others.
+        return dict(sorted((groups | arrays).items()))
+
+    def document(self) -> dict[str, Any]:
+        """The root's own `zarr.json`."""
+        document = group_metadata(self._inside())
         commit = {
             "number": self.commit.number,
             "time": self.commit.time,
@@ -105,10 +114,19 @@ def read_root(path: Path) -> Root:
         NotAStoreError: there is no directory, or it is no store.
         FormatError: made by a newer version, or its checksum does not hold.
     """
-    try:
-        data = files.read(path / METADATA_FILE)
-    except FileNotFoundError:
-        raise NotAStoreError(_no_store(path)) from None
+    data = _content(path / METADATA_FILE)
+    if data is None:
+        raise NotAStoreError(_no_store(path))
+    return root_of(path, data)
+
+
+def root_of(path: Path, data: bytes) -> Root:
+    """Check the root of the store at `path`, read from its `zarr.json` or from the copy of it.
+
+    Raises:
+        NotAStoreError: it is no store's.
+        FormatError: made by a newer version, or its checksum does not hold.
+    """
     try:
         document = json.loads(data)
         ours = document["attributes"][ROOT_KEY]
@@ -134,15 +152,15 @@ def _checked_root(path: Path, document: dict[str, Any], ours: Any) -> Root:
         if crc != files.crc32c(canonical_json(document)):
             raise FormatError(
                 f"{path}/{METADATA_FILE} fails its checksum: it was damaged or edited by hand; "
-                "restore it from a copy"
+                "expstore repair may restore it"
             )
         dims = {name: _checked_range(name, *b) for name, b in ours["commit"]["dims"].items()}
         commit = Commit(ours["commit"]["number"], ours["commit"]["time"], dims)
         schema = Schema.from_json(ours["schema"])
         entries = document["consolidated_metadata"]["metadata"]
+        expected = arrays_of(schema) | (deleted_arrays() if DELETED in dims else {})
         layouts = {
-            name: _checked_layout(expected, entries[name], dims)
-            for name, expected in arrays_of(schema).items()
+            name: _checked_layout(usual, entries[name], dims) for name, usual in expected.items()
         }
         return Root(str(ours["store_id"]), schema, commit, layouts)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -182,9 +200,25 @@ def publish(path: Path, root: Root, *, durable: bool) -> None:
     The order is the promise: history, then the root (the commit), then, by `write_documents`,
     what readers of single groups and arrays look at, which so can lag behind but never lead.
     """
-    line = _history_line(root.commit)
-    files.append_line(path / HISTORY_FILE, line, durable=durable)
-    files.write_whole(path / METADATA_FILE, _spelled(root.documents()[""]), durable=durable)
+    line, data = _history_line(root.commit), _spelled(root.document())
+    _make(
+        [
+            partial(files.append_line, path / HISTORY_FILE, line, durable=durable),
+            partial(files.prepare, path / METADATA_FILE, data, durable=durable),
+        ],
+        durable=durable,
+    )
+    _put_root(path, durable=durable)
+
+
+def publish_root(path: Path, root: Root, *, durable: bool) -> None:
+    """Put back a root that was damaged."""
+    files.prepare(path / METADATA_FILE, _spelled(root.document()), durable=durable)
+    _put_root(path, durable=durable)
+
+
+def _put_root(path: Path, *, durable: bool) -> None:
+    files.rename(files.temporary(path / METADATA_FILE), path / METADATA_FILE)
     if durable:
         files.sync_directory(path)
 
@@ -192,19 +226,26 @@ def publish(path: Path, root: Root, *, durable: bool) -> None:
 def write_documents(path: Path, root: Root, *, durable: bool) -> None:
     """Bring the `zarr.json` of groups and arrays up to the root."""
     stale, documents = {}, root.documents()
-    del documents[""]
-    for name, document in documents.items():
-        target, data = path / name / METADATA_FILE, _spelled(document)
+    targets = {path / name / METADATA_FILE: document for name, document in documents.items()}
+    # In place of the root itself, which is there, a copy of it, should it be damaged one day.
+    targets[path / ROOT_COPY] = targets.pop(path / METADATA_FILE)
+    for target, document in targets.items():
+        data = _spelled(document)
         if _content(target) != data:
             stale[target] = data
     calls = [partial(files.prepare, t, data, durable=durable) for t, data in stale.items()]
-    if durable:
-        files.together(calls)
-    else:  # nothing waits for the disk
-        for call in calls:
-            call()
+    _make(calls, durable=durable)
     for target in stale:
         files.rename(files.temporary(target), target)
+
+
+def _make(calls: Iterable[Callable[[], None]], *, durable: bool) -> None:
+    """Make calls that write files, side by side where they wait for the disk."""
+    if durable:
+        files.together(calls)
+    else:
+        for call in calls:
+            call()
 
 
 def documents_on_disk(path: Path, root: Root) -> Iterator[tuple[str, Any]]:
@@ -241,8 +282,30 @@ def _history_line(commit: Commit) -> bytes:
 
 def read_history(path: Path) -> list[dict[str, Any]]:
     """The commits that the history names, oldest first; torn lines are left out."""
-    lines = (_content(path / HISTORY_FILE) or b"").splitlines()
+    lines = history_lines(_content(path / HISTORY_FILE) or b"")
     return [entry for entry in map(_parsed_line, lines) if entry is not None]
+
+
+def history_lines(data: bytes) -> list[bytes]:
+    """The lines of a history, each with the line feed that ends it; a torn one has none."""
+    return [line for line in re.split(rb"(?<=\n)", data) if line]
+
+
+def damaged_history(path: Path) -> list[int]:
+    """Lines of the history, from 1, that are damaged: not those that a kill has torn."""
+    lines = history_lines(_content(path / HISTORY_FILE) or b"")
+    bad = [number for number, line in enumerate(lines, 1) if _parsed_line(line) is None]
+    is_torn = bool(lines) and not lines[-1].endswith(b"\n")
+    return bad[:-1] if is_torn and bad else bad
+
+
+def rewrite_history(path: Path, root: Root) -> None:
+    """Keep the good lines up to the root's commit, and bring that one in if it is not there."""
+    lines = history_lines(_content(path / HISTORY_FILE) or b"")
+    entries = [(entry, line) for line in lines if (entry := _parsed_line(line)) is not None]
+    kept = [line for entry, line in entries if entry["number"] < root.commit.number]
+    data = b"".join([*kept, _history_line(root.commit)])
+    files.write_whole(path / HISTORY_FILE, data, durable=True)
 
 
 def root_at(path: Path, number: int) -> Root:
@@ -257,7 +320,7 @@ def root_at(path: Path, number: int) -> Root:
     for entry in read_history(path):
         if entry["number"] == number:
             dims = {name: _checked_range(name, *b) for name, b in entry["dims"].items()}
-            arrays = root.arrays if dims[STEP][1] else {}
+            arrays = {p: a for p, a in root.arrays.items() if dims[STEP][1] and a.dimension in dims}
             schema = root.schema if arrays else Schema()
             return replace(
                 root, schema=schema, arrays=arrays, commit=Commit(number, entry["time"], dims)
@@ -270,9 +333,51 @@ def root_at(path: Path, number: int) -> Root:
 
 def _parsed_line(line: bytes) -> dict[str, Any] | None:
     data, _, crc = line.rpartition(b" ")
-    if b"%08x" % files.crc32c(data) != crc:
+    if b"%08x\n" % files.crc32c(data) != crc:
         return None
     return dict(json.loads(data))
+
+
+def copied_commit(path: Path, store_id: str) -> int | None:
+    """Number of the commit that the copy of the root is of; None where there is no copy.
+
+    It is -1 where the copy is damaged, or of another store.
+    """
+    data = _content(path / ROOT_COPY)
+    if data is None:
+        return None
+    try:
+        copy = root_of(path / PRIVATE, data)
+    except FormatError:
+        return -1
+    return copy.commit.number if copy.store_id == store_id else -1
+
+
+def restored_root(path: Path) -> Root:
+    """The root, put together from its copy and the newest line of the history.
+
+    The copy has what hardly ever changes, the history what changes with each commit.
+
+    Raises:
+        FormatError: they are not there, or damaged as well, or do not fit together.
+    """
+    data = _content(path / ROOT_COPY)
+    if data is None:
+        raise FormatError(f"{path / ROOT_COPY} is not there, so the root cannot be restored")
+    root = root_of(path / PRIVATE, data)
+    newest = max(read_history(path), key=lambda entry: entry["number"], default=None)
+    if newest is None or newest["number"] <= root.commit.number:
+        return root
+    dims = {name: _checked_range(name, *b) for name, b in newest["dims"].items()}
+    arrays = root.arrays | (deleted_arrays() if DELETED in dims else {})
+    undecided = any(f.layout == "auto" for f in root.schema.fields.values()) and dims[STEP][1]
+    if undecided or dims.keys() != {a.dimension for a in arrays.values()} | {STEP, EPISODE}:
+        raise FormatError(
+            f"{path / ROOT_COPY} is of commit {root.commit.number}, when the store had other "
+            f"arrays than at commit {newest['number']}, so the root cannot be restored"
+        )
+    commit = Commit(newest["number"], newest["time"], dims)
+    return replace(root, arrays=arrays, commit=commit)
 
 
 # -- one writer at a time ------------------------------------------------------------------------
@@ -282,31 +387,41 @@ _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQ
 
 
 class WriterLock:
-    """The operating system's lock on a store; it dies with its process."""
+    """The operating system's lock on a store; it dies with its process.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Args:
+        path: the store's directory, or another one with a directory `__expstore` in it.
+        advice: what to do about another one who holds the lock.
+        detour: what to do where nothing can be locked.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        advice: str = "close that writer first",
+        detour: str = "write to a local disk, or open with lock=False if nothing else writes here",
+    ) -> None:
+        self._path, self._advice, self._detour = path, advice, detour
         self._lock = filelock.FileLock(path / LOCK_FILE, timeout=0, thread_local=False)
 
-    def acquire(self) -> None:
+    def acquire(self, timeout_s: float = 0.0) -> None:
         """Take the lock and leave our name for the error of the next one who tries.
 
         Raises:
-            StoreLockedError: names the process that holds it.
+            StoreLockedError: names the process that holds it, after `timeout_s`.
         """
         try:
-            self._lock.acquire()
+            self._lock.acquire(timeout=timeout_s)
         except filelock.Timeout:
             raise StoreLockedError(
-                f"{self._path} is being written by {_holder(self._path)}; close that writer first"
+                f"{self._path} is being written by {_holder(self._path)}; {self._advice}"
             ) from None
         except (OSError, NotImplementedError) as error:
             if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
                 with files.explained("open for writing", self._path / LOCK_FILE):
                     raise
             raise StoreLockedError(
-                f"{self._path} cannot be locked: {error}; write to a local disk, or open with "
-                "lock=False if nothing else writes here"
+                f"{self._path} cannot be locked: {error}; {self._detour}"
             ) from error
         holder = {"pid": os.getpid(), "host": socket.gethostname()}
         try:
@@ -317,6 +432,13 @@ class WriterLock:
 
     def release(self) -> None:
         self._lock.release()
+
+    def __enter__(self) -> WriterLock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
 
 def _holder(path: Path) -> str:
@@ -347,10 +469,10 @@ def is_free(path: Path) -> bool:
     return all(entry.name in ours for entry in files.list_directory(path))
 
 
-def note_writing(path: Path, descriptor: int, episodes: int, steps: int) -> None:
+def note_writing(file: Path, descriptor: int, episodes: int, steps: int) -> None:
     """Write down how much was appended so far, so that a later opening can say what was lost."""
     text = b'{"episodes":%d,"steps":%d}' % (episodes, steps)
-    files.pwrite(descriptor, text.ljust(64), 0, path / WRITING_FILE)
+    files.pwrite(descriptor, text.ljust(64), 0, file)
 
 
 def recover(path: Path, root: Root, *, durable: bool) -> Recovery:
@@ -375,14 +497,17 @@ def _lost(path: Path, root: Root) -> tuple[int, int]:
 
 
 def cut_history(path: Path, newest: int) -> None:
-    """Drop torn lines and those of commits that were never published."""
+    """Drop a torn end, and the lines of commits that were never published.
+
+    Damaged lines before those that are good stay: verify names them.
+    """
     data = _content(path / HISTORY_FILE) or b""
-    kept = 0
-    for line in data.splitlines(keepends=True):
-        entry = _parsed_line(line.removesuffix(b"\n")) if line.endswith(b"\n") else None
-        if entry is None or entry["number"] > newest:
-            break
-        kept += len(line)
+    kept = at = 0
+    for line in history_lines(data):
+        at += len(line)
+        entry = _parsed_line(line)
+        if entry is not None and entry["number"] <= newest:
+            kept = at
     if kept < len(data):
         files.shorten(path / HISTORY_FILE, kept)
 
@@ -391,7 +516,7 @@ def remove_strays(path: Path, root: Root) -> int:
     """Remove half-made files, and chunk files that hold no live row of the commit."""
     strays = [e.path for e in files.list_directory(path) if e.name.endswith(TEMPORARY)]
     strays += [e.path for e in files.list_directory(path / PRIVATE) if e.name.endswith(TEMPORARY)]
-    for top in ("steps", "next", "episodes"):
+    for top in ("steps", "next", "episodes", DELETED):
         strays += _strays_below(path, top, root)
     for stray in strays:
         files.unlink(Path(stray))

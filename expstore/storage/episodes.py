@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from expstore.episode import END_REASONS
 from expstore.errors import DamagedError
 from expstore.storage import files
 from expstore.storage.layout import EPISODE, METADATA_VALUES, NO_SEED
-from expstore.storage.protocols import Column
+from expstore.storage.protocols import Appender, Column
+
+COLLECTED_ROWS, COLLECTED_BYTES = 1024, 1 << 20  # of entries that wait in memory for a commit
 
 
 @dataclass(frozen=True)
@@ -31,37 +34,109 @@ class IndexRow:
 
     def checksum(self) -> int:
         """CRC-32C over everything above, checksums in the order of the sorted field names."""
-        numbers = np.array([self.start, self.length, self.end_reason, self.seed], "<i8").tobytes()
+        numbers = struct.pack("<4q", self.start, self.length, self.end_reason, self.seed)
         returned = b"" if self.returned is None else self.returned.astype("<f8").tobytes()
-        checksums = np.array([crc for _, crc in sorted(self.checksums.items())], "<u4").tobytes()
+        crcs = [crc for _, crc in sorted(self.checksums.items())]
+        checksums = struct.pack(f"<{len(crcs)}I", *crcs)
         return files.crc32c(numbers + returned + checksums + self.metadata)
 
-    def columns(self, metadata_end: int) -> dict[str, NDArray[Any]]:
-        """One row for each array of the index, by path; `metadata_end` is where the JSON ends."""
-        rows: dict[str, Any] = {
-            "episodes/start": np.array([self.start], "<i8"),
-            "episodes/length": np.array([self.length], "<i8"),
-            "episodes/end_reason": np.array([self.end_reason], "u1"),
-            "episodes/seed": np.array([self.seed], "<i8"),
-            "episodes/index_crc32c": np.array([self.checksum()], "<u4"),
-            "episodes/metadata/values": np.frombuffer(self.metadata, np.uint8),
-            "episodes/metadata/end": np.array([metadata_end], "<i8"),
+
+class IndexAppender:
+    """Adds episodes to the index.
+
+    Their entries are collected, since writing each one into every column takes longer than all
+    the rest of a short episode.
+    """
+
+    def __init__(self, appenders: Mapping[str, Appender]) -> None:
+        self._columns = {p: a for p, a in appenders.items() if p.startswith("episodes/")}
+        self._rows: list[IndexRow] = []  # collected
+        self._num_bytes = 0  # of their metadata
+        self._handed = self._counts_of_columns()
+
+    def counts(self) -> dict[str, int]:
+        """Episodes and bytes of metadata added so far, by dimension."""
+        episodes, num_bytes = self._handed
+        return {
+            EPISODE: episodes + len(self._rows),
+            METADATA_VALUES: num_bytes + self._num_bytes,
         }
-        if self.returned is not None:
-            rows["episodes/return"] = self.returned.astype("<f8")[None]
-        for name, crc in self.checksums.items():
-            rows[f"episodes/crc32c/{name}"] = np.array([crc], "<u4")
-        return rows
+
+    def append(self, row: IndexRow) -> None:
+        """Add the entry of the next episode."""
+        self._rows.append(row)
+        self._num_bytes += len(row.metadata)
+        if len(self._rows) >= COLLECTED_ROWS or self._num_bytes >= COLLECTED_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand the collected entries to the columns; can be called again when that failed."""
+        if not self._rows:
+            return
+        self._rewind_columns(*self._handed)  # of what an attempt that failed has left there
+        for path, values in _columns_of(self._rows, self._handed[1]).items():
+            self._columns[path].append(values)
+        self._rows, self._num_bytes = [], 0
+        self._handed = self._counts_of_columns()
+
+    def rewind(self, counts: Mapping[str, int]) -> None:
+        """Forget the episodes that go beyond `counts`."""
+        if not self._columns:
+            return
+        del self._rows[max(0, counts[EPISODE] - self._handed[0]) :]
+        self._num_bytes = sum(len(row.metadata) for row in self._rows)
+        if counts[EPISODE] < self._handed[0]:
+            self._handed = counts[EPISODE], counts[METADATA_VALUES]
+            self._rewind_columns(*self._handed)
+
+    def _counts_of_columns(self) -> tuple[int, int]:
+        if not self._columns:  # of a store without fields
+            return 0, 0
+        ends, values = (self._columns[f"episodes/metadata/{n}"] for n in ("end", "values"))
+        return ends.num_rows, values.num_rows
+
+    def _rewind_columns(self, num_episodes: int, num_bytes: int) -> None:
+        for path, column in self._columns.items():
+            column.rewind(num_bytes if path == "episodes/metadata/values" else num_episodes)
+
+
+def _columns_of(rows: Sequence[IndexRow], metadata_start: int) -> dict[str, NDArray[Any]]:
+    """One row per episode for each array of the index, by path; JSON begins at the given byte."""
+    lengths = np.array([len(row.metadata) for row in rows], "<i8")
+    columns: dict[str, NDArray[Any]] = {
+        "episodes/start": np.array([row.start for row in rows], "<i8"),
+        "episodes/length": np.array([row.length for row in rows], "<i8"),
+        "episodes/end_reason": np.array([row.end_reason for row in rows], "u1"),
+        "episodes/seed": np.array([row.seed for row in rows], "<i8"),
+        "episodes/index_crc32c": np.array([row.checksum() for row in rows], "<u4"),
+        "episodes/metadata/values": np.frombuffer(b"".join(r.metadata for r in rows), np.uint8),
+        "episodes/metadata/end": metadata_start + np.cumsum(lengths),
+    }
+    returned = [row.returned for row in rows if row.returned is not None]
+    if returned:
+        columns["episodes/return"] = np.array(returned, "<f8")
+    for name in rows[0].checksums:
+        columns[f"episodes/crc32c/{name}"] = np.array([r.checksums[name] for r in rows], "<u4")
+    return columns
 
 
 class EpisodeIndex:
-    """The index as of one commit; nothing but maps is held, whatever its size."""
+    """The index as of one commit; nothing but maps is held, whatever its size.
+
+    Args:
+        kept: makes an array keep the files mapped that it lies in.
+    """
 
     def __init__(
-        self, columns: Mapping[str, Column], dims: Mapping[str, tuple[int, int]], fields: list[str]
+        self,
+        columns: Mapping[str, Column],
+        dims: Mapping[str, tuple[int, int]],
+        fields: list[str],
+        kept: Callable[[NDArray[Any]], NDArray[Any]],
     ) -> None:
         self._columns = columns
         self._fields = fields
+        self._kept = kept
         self.first, self.stop = dims.get(EPISODE, (0, 0))
         self._metadata_range = dims.get(METADATA_VALUES, (0, 0))
 
@@ -80,6 +155,10 @@ class EpisodeIndex:
 
     def row(self, episode: int) -> IndexRow:
         """One episode's whole entry, by its number; the caller checked that it is live."""
+        return replace(self.row_without_metadata(episode), metadata=self.metadata_bytes(episode))
+
+    def row_without_metadata(self, episode: int) -> IndexRow:
+        """The same, as if it had no metadata."""
         at = episode - self.first
         returned = None
         if "episodes/return" in self._columns:
@@ -94,7 +173,7 @@ class EpisodeIndex:
             seed,
             returned,
             {name: int(self.column(f"crc32c/{name}")[at]) for name in self._fields},
-            self.metadata_bytes(episode),
+            b"",
         )
 
     def metadata_bytes(self, episode: int) -> bytes:
@@ -125,7 +204,8 @@ class EpisodeIndex:
     def _column(self, path: str) -> NDArray[Any]:
         if path not in self._columns:  # of a store without fields
             return np.empty(0, np.int64)
-        return self._columns[path].slice(self.first, self.stop, self.first, self.stop)
+        column = self._columns[path]
+        return self._kept(column.slice(self.first, self.stop, self.first, self.stop))
 
 
 class EpisodeRow(Mapping[str, Any]):

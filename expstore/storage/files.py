@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import google_crc32c
@@ -27,19 +28,30 @@ from expstore.errors import StorageError
 SYNC_THREADS = 8  # fsyncs that wait together share the file system's journal commits
 
 
-@contextlib.contextmanager
-def explained(what: str, path: str | Path) -> Iterator[None]:
-    """Turn an `OSError` of the operating system into ours, with the file and the next move."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except OSError as error:
-        hint = _HINTS.get(error.errno or 0, "see the system's message")
-        message = f"cannot {what} {os.fspath(path)!r}: {error.strerror or error}; {hint}"
-        raised = StorageError(message)
-        raised.errno = error.errno
-        raise raised from error
+class explained:
+    """Turns an `OSError` of the operating system into ours, with the file and the next move.
+
+    A class, since a generator takes longer than some of the calls that it stands around.
+    """
+
+    def __init__(self, what: str, path: str | Path) -> None:
+        self._what, self._path = what, path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, OSError) and not isinstance(error, StorageError):
+            hint = _HINTS.get(error.errno or 0, "see the system's message")
+            path, why = os.fspath(self._path), error.strerror or error
+            raised = StorageError(f"cannot {self._what} {path!r}: {why}; {hint}")
+            raised.errno = error.errno
+            raise raised from error
 
 
 def make_directory(path: Path) -> None:
@@ -73,6 +85,12 @@ def pwrite(descriptor: int, data: bytes | NDArray[np.uint8], offset: int, path: 
             view, offset = view[written:], offset + written
 
 
+def start_writing(descriptor: int, offset: int, num_bytes: int) -> None:
+    """Have the system write a part of a file to the disk soon; a hint, which nothing relies on."""
+    if sys.platform == "linux":
+        _libc().sync_file_range(descriptor, offset, num_bytes, _SYNC_FILE_RANGE_WRITE)
+
+
 def sync(descriptor: int, path: Path) -> None:
     with explained("sync", path):
         os.fsync(descriptor)
@@ -96,6 +114,17 @@ def rename(source: Path, target: Path) -> None:
 def unlink(path: Path) -> None:
     with explained("remove", path), contextlib.suppress(FileNotFoundError):
         os.unlink(path)
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a directory with everything in it; links in it are removed, not followed."""
+    for entry in list_directory(path):
+        if entry.is_dir(follow_symlinks=False):
+            remove_directory(Path(entry.path))
+        else:
+            unlink(Path(entry.path))
+    with explained("remove", path), contextlib.suppress(FileNotFoundError):
+        os.rmdir(path)
 
 
 def close(descriptor: int) -> None:
@@ -204,19 +233,24 @@ def opened(descriptor: int) -> Iterator[int]:
 def together(calls: Iterable[Callable[[], None]]) -> None:
     """Run operations that wait for the disk side by side; the first error is raised at the end."""
     calls = list(calls)
-    if len(calls) < 2:
-        for call in calls:
-            call()
-        return
+    # Dealt out at once: to hand single calls over takes as long as a quick disk needs for them.
+    ours, *others = (calls[i::SYNC_THREADS] for i in range(SYNC_THREADS))
     try:
-        futures = [_pool(os.getpid()).submit(call) for call in calls]
+        futures = [_pool(os.getpid()).submit(_each, share) for share in others if share]
     except RuntimeError:  # the interpreter is about to end and starts no threads any more
-        for call in calls:
-            call()
-        return
-    wait(futures)  # all of them: nothing may go on behind the back of who asked
+        return _each(calls)
+    try:
+        _each(ours)
+    finally:
+        wait(futures)  # all of them: nothing may go on behind the back of who asked
     for future in futures:
         future.result()
+
+
+def _each(calls: list[Callable[[], None]]) -> None:
+    with contextlib.ExitStack() as stack:  # all of them, also when one reports an error
+        for call in reversed(calls):
+            stack.callback(call)
 
 
 @functools.lru_cache(maxsize=1)  # threads do not survive a fork
@@ -301,6 +335,7 @@ def can_map_in_place() -> bool:
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED = 0x01, 0x02, 0x10
 _MAP_ANONYMOUS = 0x1000 if sys.platform == "darwin" else 0x20
 _MAP_NORESERVE = 0 if sys.platform == "darwin" else 0x4000
+_SYNC_FILE_RANGE_WRITE = 2
 _FAILED = ctypes.c_void_p(-1).value
 _HINTS = {
     28: "the disk is full: free some space; what was committed is safe",
@@ -319,6 +354,9 @@ def _libc() -> Any:
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_longlong]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    if sys.platform == "linux":
+        int64 = ctypes.c_longlong
+        libc.sync_file_range.argtypes = [ctypes.c_int, int64, int64, ctypes.c_uint]
     return libc
 
 

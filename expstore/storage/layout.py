@@ -24,7 +24,11 @@ PRIVATE = "__expstore"  # Zarr tools ignore names that begin with two underscore
 LOCK_FILE = f"{PRIVATE}/lock"
 HOLDER_FILE = f"{PRIVATE}/holder"
 HISTORY_FILE = f"{PRIVATE}/commits"
+ROOT_COPY = f"{PRIVATE}/root"  # an older root, should the newest one be damaged
+QUARANTINE = f"{PRIVATE}/quarantine"  # what repairs took out, by the number of their commit
 WRITING_FILE = f"{PRIVATE}/writing"
+PRIORITIES = "priorities"  # beside the data; no commit names what lies in it
+PRIORITIES_KEY = "expstore_priorities"  # in the attributes of a saved set's group
 TEMPORARY = ".partial"  # suffix of files that are not yet what their name says
 
 PAGE_BYTES = 4096  # a chunk is a multiple of it, so that files can be mapped one after another
@@ -32,6 +36,7 @@ MAX_CHUNK_STEPS = 65_536
 MAX_CHUNK_BYTES = 32 << 20
 LARGE_STEP_BYTES = 64 << 10  # from here on a chunk may be larger: fewer files, fewer maps
 MAX_LARGE_CHUNK_BYTES = 256 << 20
+VALUES_BYTES = 4 << 20  # of chunks of small elements, of which a step has many
 INNER_BYTES = 512 << 10  # of an inner chunk, decoded
 MIN_INNER_ROWS, MAX_INNER_ROWS = 16, 64
 MAX_INNER_BYTES = 4 << 20
@@ -42,6 +47,7 @@ MANY_CHUNKS = 256  # with a size hint, chunks grow until a column has about as m
 
 STEP = "step"
 EPISODE = "episode"
+DELETED = "deleted"  # a dimension, and the group of its arrays
 METADATA_VALUES = "episode/metadata/values"
 NO_SEED = -1
 
@@ -209,6 +215,14 @@ class ChunkLimits:
 
     steps: int = MAX_CHUNK_STEPS  # of the arrays under `steps/`
     index: int = MAX_CHUNK_STEPS  # of those that have about one row per episode
+    values_bytes: int = VALUES_BYTES  # that chunks of `values` may take, whatever their rows
+
+    def elements(self, element_bytes: int, rows: int) -> int:
+        """How many elements a chunk of `values` should not exceed, beside others of `rows` rows.
+
+        Who asked for small chunks gets them here, too.
+        """
+        return max(rows, self.values_bytes // element_bytes) if rows >= MAX_CHUNK_STEPS else rows
 
 
 def arrays_of(schema: Schema, limits: ChunkLimits | None = None) -> dict[str, ArrayLayout]:
@@ -217,35 +231,39 @@ def arrays_of(schema: Schema, limits: ChunkLimits | None = None) -> dict[str, Ar
         return {}
     limits = limits or ChunkLimits()
     arrays = [
-        *_step_arrays(schema, limits.steps),
-        *_next_arrays(schema, limits.index),
-        *_episode_arrays(schema, limits.index),
+        *_step_arrays(schema, limits),
+        *_next_arrays(schema, limits),
+        *_episode_arrays(schema, limits),
     ]
     return {array.path: array for array in arrays}
 
 
-def _step_arrays(schema: Schema, most: int) -> Iterator[ArrayLayout]:
+def _step_arrays(schema: Schema, limits: ChunkLimits) -> Iterator[ArrayLayout]:
+    most = limits.steps
     for name, f in schema.fields.items():
-        yield from _field_arrays(f"steps/{name}", STEP, f"{name}/values", name, f, most)
+        elements = f"{name}/values", limits.elements(f.step_bytes, most)
+        yield from _field_arrays(f"steps/{name}", STEP, *elements, name, f, most)
     yield ArrayLayout("steps/done", STEP, (), np.dtype("bool"), chunk_rows(1, most))
     yield ArrayLayout("steps/episode", STEP, (), np.dtype("<i8"), chunk_rows(8, most))
 
 
-def _next_arrays(schema: Schema, most: int) -> Iterator[ArrayLayout]:
+def _next_arrays(schema: Schema, limits: ChunkLimits) -> Iterator[ArrayLayout]:
+    most = limits.index
     for name in schema.next_fields:
         f, group = schema[name], f"next/{name}"
+        elements = f"{group}/values", limits.elements(f.step_bytes, most)
         yield ArrayLayout(f"{group}/step", group, (), np.dtype("<i8"), chunk_rows(8, most))
         yield ArrayLayout(f"{group}/present", group, (), np.dtype("bool"), chunk_rows(1, most))
-        yield from _field_arrays(f"{group}/value", group, f"{group}/values", name, f, most)
+        yield from _field_arrays(f"{group}/value", group, *elements, name, f, most)
 
 
 def _field_arrays(
-    path: str, dimension: str, elements: str, name: str, f: Field, most: int
+    path: str, dimension: str, elements: str, most_elements: int, name: str, f: Field, most: int
 ) -> Iterator[ArrayLayout]:
     """The array of a field along `dimension`, or the two of a ragged one."""
     if f.ragged:
         yield ArrayLayout(f"{path}/end", dimension, (), np.dtype("<i8"), chunk_rows(8, most))
-        path, dimension = f"{path}/values", elements
+        path, dimension, most = f"{path}/values", elements, most_elements
     rows, inner = chunk_rows(f.step_bytes, most), 0
     if f.layout == "coded":
         rows, inner = shard_rows(f.step_bytes, most)
@@ -253,17 +271,18 @@ def _field_arrays(
                       _attributes(f), inner)  # fmt: skip
 
 
-def _episode_arrays(schema: Schema, most: int) -> list[ArrayLayout]:
+def _episode_arrays(schema: Schema, limits: ChunkLimits) -> list[ArrayLayout]:
     def column(
         name: str, dtype: str, shape: tuple[int, ...] = (), **attributes: Any
     ) -> ArrayLayout:
         stored = np.dtype(dtype)
         axes = tuple(f"reward[{axis + 1}]" for axis in range(len(shape)))
         row_bytes = stored.itemsize * math.prod(shape)
-        rows = chunk_rows(row_bytes, most)
+        rows = chunk_rows(row_bytes, limits.index)
         notes = tuple(attributes.items())
         return ArrayLayout(f"episodes/{name}", EPISODE, shape, stored, rows, axes, notes)
 
+    text_rows = chunk_rows(1, limits.elements(1, MAX_CHUNK_STEPS))
     arrays = [
         column("start", "<i8"),
         column("length", "<i8"),
@@ -271,11 +290,21 @@ def _episode_arrays(schema: Schema, most: int) -> list[ArrayLayout]:
         column("seed", "<i8", missing=NO_SEED),
         column("index_crc32c", "<u4"),
         column("metadata/end", "<i8"),
-        ArrayLayout("episodes/metadata/values", METADATA_VALUES, (), np.dtype("u1"), chunk_rows(1)),
+        ArrayLayout("episodes/metadata/values", METADATA_VALUES, (), np.dtype("u1"), text_rows),
     ]
     if "reward" in schema.fields:
         arrays.append(column("return", "<f8", schema["reward"].shape))
     return arrays + [column(f"crc32c/{name}", "<u4") for name in schema.fields]
+
+
+def deleted_arrays() -> dict[str, ArrayLayout]:
+    """The arrays of tombstones, which a store has from its first deletion on."""
+    columns = {"episode": "<i8", "length": "<i8", "crc32c": "<u4"}
+    dtypes = {f"{DELETED}/{name}": np.dtype(dtype) for name, dtype in columns.items()}
+    return {
+        path: ArrayLayout(path, DELETED, (), dtype, chunk_rows(dtype.itemsize))
+        for path, dtype in dtypes.items()
+    }
 
 
 def _axis_names(name: str, field: Field) -> tuple[str, ...]:

@@ -13,8 +13,10 @@ from expstore.errors import DamagedError
 from expstore.storage import files
 from expstore.storage.layout import ArrayLayout
 
-WRITE_BYTES = 256 << 10  # rows are collected up to this size before they are written
-DIRECT_BYTES = 64 << 10  # rows of at least this size are written from the caller's array
+# Few large writes: the page cache takes them in larger pieces, which pays for the copy.
+WRITE_BYTES = 2 << 20  # room for rows that are collected before they are written
+DIRECT_BYTES = 1 << 20  # rows of at least this size are written from the caller's array
+EARLY_BYTES = 1 << 20  # a write of at least this size goes on to the disk before the commit
 MAX_UNSYNCED = 4  # full files of an array that wait for the commit; a process may open 1,024
 
 
@@ -23,6 +25,7 @@ class MappedAppender:
 
     Args:
         sync: runs calls out of `syncs` before the commit does.
+        early: have the disk at work long before the commit, which then waits less for it.
     """
 
     def __init__(
@@ -31,19 +34,27 @@ class MappedAppender:
         layout: ArrayLayout,
         num_rows: int,
         sync: Callable[[list[Any]], None] = files.together,
+        *,
+        early: bool = False,
     ) -> None:
         self.root = root
         self.layout = layout
         self._sync = sync
-        self.num_rows = num_rows  # appended, whether written or still collected
+        self._early = early
         self._num_committed = num_rows
         self._written = num_rows
-        self._pending: list[NDArray[Any]] = []
-        self._pending_bytes = 0
+        self._collected: NDArray[Any] | None = None  # room for rows that are not written yet
+        self._num_collected = 0
         self._chunk = -1  # whose file is open
+        self._path = root  # of that file
         self._descriptor = -1
         self._unsynced: dict[int, Path] = {}  # descriptor -> file
         self._new_files = False
+
+    @property
+    def num_rows(self) -> int:
+        """Rows appended, whether written or still collected."""
+        return self._written + self._num_collected
 
     def append(self, rows: NDArray[Any]) -> None:
         """Add rows (n, *row_shape) of the array's dtype; the caller may reuse them at once."""
@@ -51,30 +62,27 @@ class MappedAppender:
             self.flush()
             self._write(rows)
             self._written += len(rows)
-        else:
-            self._pending.append(rows.copy())
-            self._pending_bytes += rows.nbytes
-            if self._pending_bytes >= WRITE_BYTES:
-                self.flush()
-        self.num_rows += len(rows)
+            return
+        if self._collected is None:
+            room = max(1, WRITE_BYTES // self.layout.row_bytes)
+            self._collected = np.empty((room, *self.layout.row_shape), self.layout.dtype)
+        if self._num_collected + len(rows) > len(self._collected):
+            self.flush()
+        stop = self._num_collected + len(rows)
+        self._collected[self._num_collected : stop] = rows
+        self._num_collected = stop
 
     def flush(self) -> None:
         """Hand all rows to the operating system; nothing is synced."""
-        if self._pending:
-            rows = np.concatenate(self._pending)
-            self._write(rows)
-            self._written += len(rows)
-            self._pending, self._pending_bytes = [], 0
+        if self._num_collected:
+            assert self._collected is not None
+            self._write(self._collected[: self._num_collected])
+            self._written, self._num_collected = self.num_rows, 0
 
     def rewind(self, num_rows: int) -> None:
         """Forget the rows from `num_rows` on; written ones are written over by the next."""
-        if num_rows <= self._written:
-            self._pending, self._written = [], num_rows
-        else:
-            kept = np.concatenate(self._pending)[: num_rows - self._written]
-            self._pending = [kept]
-        self._pending_bytes = sum(rows.nbytes for rows in self._pending)
-        self.num_rows = num_rows
+        self._written = min(self._written, num_rows)
+        self._num_collected = num_rows - self._written
 
     def syncs(self) -> list[Any]:
         """The calls that make the written rows durable, to be run side by side."""
@@ -104,10 +112,11 @@ class MappedAppender:
             chunk, offset = divmod(row + done, self.layout.chunk_rows)
             count = min(len(rows) - done, self.layout.chunk_rows - offset)
             self._open(chunk)
-            path = self.root / self.layout.chunk_path(chunk)
             part = rows[done : done + count].reshape(-1).view(np.uint8)
-            files.pwrite(self._descriptor, part, offset * self.layout.row_bytes, path)
-            self._unsynced[self._descriptor] = path
+            files.pwrite(self._descriptor, part, offset * self.layout.row_bytes, self._path)
+            self._unsynced[self._descriptor] = self._path
+            if self._early and len(part) >= EARLY_BYTES:
+                files.start_writing(self._descriptor, offset * self.layout.row_bytes, len(part))
             done += count
 
     def _open(self, chunk: int) -> None:
@@ -128,7 +137,7 @@ class MappedAppender:
             self._new_files = True
         descriptor = files.open_for_writing(path)
         done = {self._descriptor} - self._unsynced.keys() - {-1}
-        self._chunk, self._descriptor = chunk, descriptor
+        self._chunk, self._descriptor, self._path = chunk, descriptor, path
         files.close_all(done)
 
     def _settle(self) -> None:

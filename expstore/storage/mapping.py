@@ -6,6 +6,7 @@ in the process) the same class reads file by file.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import threading
@@ -109,19 +110,20 @@ class MappedColumn:
             except DamagedError as error:
                 yield error
 
-    def let_go(self, start: int) -> None:
-        """Unmap the files below row `start`: no snapshot reaches them any more."""
+    def let_go(self, start: int) -> bool:
+        """See `Column.let_go`."""
         chunk = start // self.layout.chunk_rows
-        # Never waits: it is called when a snapshot is garbage, at any moment of any thread.
-        if self._lock.acquire(blocking=False):
-            try:
-                for mapped in self._ranges:
-                    mapped.drop(chunk)
-                self._ranges = tuple(r for r in self._ranges if r.first < r.last)
-                for old in [c for c in self._chunks if c < chunk]:
-                    del self._chunks[old]
-            finally:
-                self._lock.release()
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            for mapped in self._ranges:
+                mapped.drop(chunk)
+            self._ranges = tuple(r for r in self._ranges if r.first < r.last)
+            for old in [c for c in self._chunks if c < chunk]:
+                del self._chunks[old]
+        finally:
+            self._lock.release()
+        return True
 
     def _extended(self, start: int, stop: int) -> NDArray[Any] | None:
         rows = self.layout.chunk_rows
@@ -150,7 +152,8 @@ class MappedColumn:
                 self._chunks.move_to_end(chunk)
                 return self._chunks[chunk]
             path = checked_file(self.root, self.layout, chunk, self._live_start)
-            array = files.map_file(path).view(self.layout.dtype)
+            with explained_if_gone(path, self.layout, chunk, self._live_start):
+                array = files.map_file(path).view(self.layout.dtype)
             array = array.reshape(-1, *self.layout.row_shape)
             self._chunks[chunk] = array
             if len(self._chunks) > CHUNKS_KEPT:
@@ -218,12 +221,11 @@ class _Range:
         for chunk, path in zip(missing, paths, strict=True):
             offset = (chunk - self.room.start) * self.layout.chunk_bytes
             try:
-                self.mapping.place(path, offset, self.layout.chunk_bytes)
+                with explained_if_gone(path, self.layout, chunk, live_start):
+                    self.mapping.place(path, offset, self.layout.chunk_bytes)
             except StorageError as error:
                 if error.errno == errno.ENOMEM:  # others in this process took the maps
                     return False
-                if error.errno == errno.ENOENT:  # since it was checked
-                    raise missing_file(path, self.layout, chunk, live_start()) from error
                 raise
             self._count[0] += 1
             _Range.num_maps += 1
@@ -253,6 +255,19 @@ def checked_file(
             f"{path} must have {layout.chunk_bytes} bytes, got {size}; run expstore verify"
         )
     return path
+
+
+@contextlib.contextmanager
+def explained_if_gone(
+    path: Path, layout: ArrayLayout, chunk: int, live_start: Callable[[], int]
+) -> Iterator[None]:
+    """Say why a file is missing that was there when it was looked at."""
+    try:
+        yield
+    except StorageError as error:
+        if error.errno == errno.ENOENT:
+            raise missing_file(path, layout, chunk, live_start()) from error
+        raise
 
 
 def missing_file(

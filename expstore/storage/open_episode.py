@@ -55,6 +55,11 @@ class OpenEpisode:
             return self._appenders[path]
         return RaggedAppender(self._appenders[f"{path}/values"], self._appenders[f"{path}/end"])
 
+    @property
+    def rows_checksums(self) -> dict[str, int]:
+        """field -> CRC-32C of its rows so far, without that of its exceptions."""
+        return dict(self._checksums)
+
     def extend(self, columns: Mapping[str, Rows], following: Mapping[str, Rows]) -> None:
         """Append a block of rows (n, *shape) of every field, checked before."""
         first = self.start + self.length
@@ -102,6 +107,7 @@ def _added(before: NDArray[np.float64], rows: NDArray[Any], dtype: str) -> NDArr
     """A sum continued row by row: the same to the bit in whatever blocks the rows come."""
     if dtype == "bfloat16":
         rows = (rows.astype(np.uint32) << 16).view(np.float32)
+    sums = np.empty((len(rows) + 1, *rows.shape[1:]))
+    sums[0], sums[1:] = before, rows
     # `sum` adds in pairs, in an order that depends on the number of rows.
-    sums = np.cumsum(np.concatenate([before[None], rows.astype(np.float64)]), axis=0)
-    return np.asarray(sums[-1], np.float64)
+    return np.asarray(np.add.accumulate(sums, out=sums)[-1])

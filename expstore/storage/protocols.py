@@ -15,7 +15,10 @@ from expstore.storage.parallel import Threads
 class Appender(Protocol):
     """Adds rows to one array; what it wrote counts only once a commit says so."""
 
-    num_rows: int  # appended so far
+    @property
+    def num_rows(self) -> int:
+        """Rows appended so far."""
+        ...
 
     def append(self, rows: NDArray[Any]) -> None:
         """Add rows (n, *row_shape); the caller may reuse them at once."""
@@ -58,4 +61,12 @@ class Column(Protocol):
 
     def check(self, start: int, stop: int) -> Iterator[DamagedError]: ...
 
-    def let_go(self, start: int) -> None: ...
+    def let_go(self, start: int) -> bool:
+        """Unmap the files below row `start`, which no snapshot reaches any more.
+
+        Called when a snapshot is garbage, at any moment of any thread, and so it never waits.
+
+        Returns:
+            False where another thread is in the way: nothing was unmapped.
+        """
+        ...

@@ -12,20 +12,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from expstore.errors import FieldNotFoundError
+from expstore.errors import DamagedError, FieldNotFoundError
 from expstore.ragged import Ragged, Rows, spread
 from expstore.schema import Field, Schema, unknown_field
 from expstore.spans import Spans
 from expstore.storage import files
+from expstore.storage.boundaries import ends_of
 from expstore.storage.coded import CodedColumn
 from expstore.storage.commits import Root, read_root
 from expstore.storage.episodes import EpisodeIndex
 from expstore.storage.following import NextReader
+from expstore.storage.holding import Hold, settle
 from expstore.storage.layout import EPISODE, METADATA_FILE, STEP, ArrayLayout
 from expstore.storage.mapping import MappedColumn
 from expstore.storage.parallel import ONE, Threads
 from expstore.storage.protocols import Column
 from expstore.storage.ragged import RaggedColumn
+from expstore.storage.tombstones import read_tombstones
 
 STRIDE = 1 << 40  # in a union, store k's steps and episodes are numbered from k * STRIDE on
 DERIVED = {
@@ -60,9 +63,10 @@ class Snapshot:
         dims = root.commit.dims
         self.first_step, self.stop_step = dims[STEP]
         self.first_episode, self.stop_episode = dims[EPISODE]
-        self.index = EpisodeIndex(self.columns, dims, list(root.schema.fields))
+        self._ends: dict[str, NDArray[np.int64]] = {}
         starts = {name: dims[layout.dimension][0] for name, layout in root.arrays.items()}
-        _hold(self, self.columns, starts)
+        self._hold = Hold(self.columns, starts)
+        self.index = EpisodeIndex(self.columns, dims, list(root.schema.fields), self._hold.kept)
 
     @staticmethod
     def of(path: Path, *, fresh: bool = False) -> Snapshot:
@@ -76,6 +80,7 @@ class Snapshot:
 
     def is_newest(self) -> bool:
         """Whether no commit was published since; costs one `stat`."""
+        settle()  # those who ask again and again are who lets go of evicted files
         try:
             return self.version == files.version(self.path / METADATA_FILE)
         except OSError:
@@ -98,6 +103,28 @@ class Snapshot:
             for name in self.schema.next_fields
         }
 
+    @cached_property
+    def deleted(self) -> NDArray[np.int64]:
+        """(K,) ascending numbers of the episodes in the live range that were deleted.
+
+        Raises:
+            DamagedError: a number that no episode has.
+        """
+        found = read_tombstones(self.columns, self.root.commit.dims).episode
+        if len(found) and not 0 <= found.min() <= found.max() < self.stop_episode:
+            raise DamagedError(
+                f"{self.path} has tombstones of episodes that it never had; run expstore verify"
+            )
+        return np.unique(found[found >= self.first_episode])
+
+    @cached_property
+    def present(self) -> NDArray[np.int64] | None:
+        """(E,) ascending numbers of the live episodes; None where none of them was deleted."""
+        if not len(self.deleted):
+            return None
+        numbers = np.arange(self.first_episode, self.stop_episode)
+        return np.delete(numbers, self.deleted - self.first_episode)
+
     def spans(self, episodes: NDArray[np.int64] | None = None) -> Spans:
         """The given episodes (numbers, ascending) as spans of this store's own step numbers."""
         start, length = self.index.column("start"), self.index.column("length")
@@ -106,7 +133,17 @@ class Snapshot:
             return Spans.laid_out(start[at], length[at])
         first = start if not self.first_step else start - self.first_step
         streams = np.array([0, self.stop_step - self.first_step])
-        return Spans(start, first, length, streams, owner=self)
+        return Spans(start, first, length, streams)
+
+    def ends(self, name: str) -> NDArray[np.int64]:
+        """(K,) ascending live steps at which a field of single numbers is not 0."""
+        if self.first_step == self.stop_step:  # there may be no column yet
+            return np.empty(0, np.int64)
+        if name not in self._ends:
+            column = self._column(name)
+            ends = ends_of(column, self.schema[name])
+            self._ends[name] = ends.between(column, self.first_step, self.stop_step)
+        return self._ends[name]
 
     def take(
         self, name: str, steps: NDArray[np.int64], out: NDArray[Any], threads: Threads = ONE
@@ -135,7 +172,8 @@ class Snapshot:
         """Consecutive rows of a stored field, where possible without a copy."""
         if name in self.schema.fields and self.schema[name].ragged:
             return self._ragged(name).slice(first, last, self.first_step, self.stop_step)
-        return self._column(name).slice(first, last, self.first_step, self.stop_step)
+        rows = self._column(name).slice(first, last, self.first_step, self.stop_step)
+        return self._hold.kept(rows)
 
     def _column(self, name: str) -> Column:
         return self.columns[f"steps/{name}"]
@@ -198,27 +236,6 @@ def column_of(root: Path, layout: ArrayLayout) -> Column:
 
     kind = CodedColumn if layout.is_coded else MappedColumn
     return kind(root, layout, live_start)
-
-
-# Which snapshots reach which rows of a column: token of a snapshot -> its first live row.
-_holders: weakref.WeakKeyDictionary[Column, dict[object, int]] = weakref.WeakKeyDictionary()
-
-
-def _hold(snapshot: Snapshot, columns: dict[str, Column], starts: dict[str, int]) -> None:
-    """Keep the files that a snapshot reaches mapped for as long as it lives."""
-    token = object()
-    for name, column in columns.items():
-        _holders.setdefault(column, {})[token] = starts[name]
-    weakref.finalize(snapshot, _let_go, token, tuple(columns.values())).atexit = False
-
-
-def _let_go(token: object, columns: tuple[Column, ...]) -> None:
-    for column in columns:
-        held = _holders.get(column, {})
-        mine = held.pop(token, 0)
-        lowest = min(list(held.values()), default=mine)
-        if lowest > mine:
-            column.let_go(lowest)
 
 
 def resolve(schema: Schema, names: Iterable[str] | None) -> dict[str, Field]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,48 +13,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from expstore.episode import nest
-from expstore.errors import SchemaError, StateError, StepRangeError
+from expstore.errors import SchemaError, StepRangeError
 from expstore.ragged import Ragged, Rows, text_of
 from expstore.schema import Field, is_observation
 from expstore.spans import Spans
 from expstore.storage import files
-from expstore.storage.commits import Root, root_at
+from expstore.storage.boundaries import field_that_ends
+from expstore.storage.commits import root_at
 from expstore.storage.episodes import EpisodeRow
 from expstore.storage.parallel import ONE, Threads
 from expstore.storage.reading import STRIDE, Snapshot, resolve
-from expstore.storage.table import Episodes, row_of
+from expstore.storage.selection import Part, Predicate, Rule, Side, restored
+from expstore.storage.table import Episodes
 
-Rule = Callable[["Snapshot", NDArray[np.int64], int], NDArray[np.bool_]]
-
-
-@dataclass(frozen=True)
-class _Predicate:
-    """Keeps the episodes for which a function of their row in the table is true."""
-
-    function: Callable[[EpisodeRow], Any]
-
-    def __call__(
-        self, snapshot: Snapshot, episodes: NDArray[np.int64], base: int
-    ) -> NDArray[np.bool_]:
-        kept = (bool(self.function(row_of(snapshot, int(e), base))) for e in episodes)
-        return np.fromiter(kept, bool, len(episodes))
-
-
-@dataclass(frozen=True)
-class _Side:
-    """Keeps the episodes whose hash falls on one side of a share; growth never moves one."""
-
-    share: float
-    seed: int
-    left: bool
-
-    def __call__(
-        self, snapshot: Snapshot, episodes: NDArray[np.int64], base: int
-    ) -> NDArray[np.bool_]:
-        key = hashlib.blake2b(f"{self.seed}:{snapshot.root.store_id}".encode(), digest_size=8)
-        fraction = _hashed(episodes, int.from_bytes(key.digest(), "little"))
-        kept: NDArray[np.bool_] = (fraction < self.share) == self.left
-        return kept
+EPISODE_ENDS = ("done", ("done",), ("next", "done"))
 
 
 class Store:
@@ -66,18 +37,11 @@ class Store:
     in a union, those of the k-th store begin at `k * 2**40`.
     """
 
-    def __init__(
-        self,
-        snapshots: Sequence[Snapshot],
-        rules: tuple[Rule, ...] = (),
-        selected: Sequence[NDArray[np.int64] | None] | None = None,
-        *,
-        fixed: bool = False,
-    ) -> None:
-        self._snapshots = tuple(snapshots)
-        self._rules = rules
-        self._selected = tuple(selected or [None] * len(self._snapshots))
-        self._fixed = fixed  # selected by mask or list, so that a new commit says nothing
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self._parts = tuple(parts)
+        self._snapshots = tuple(part.snapshot for part in self._parts)
+        self._selected = tuple(part.chosen for part in self._parts)
+        self._boundaries: dict[Any, NDArray[np.int64]] = {}  # by done_key
 
     # -- what is there ---------------------------------------------------------------------------
 
@@ -110,15 +74,45 @@ class Store:
     @cached_property
     def spans(self) -> Spans:
         """Where each selected episode lies; what samplers and windows compute with."""
-        parts = []
-        for position, (snapshot, selected) in enumerate(
-            zip(self._snapshots, self._selected, strict=True)
-        ):
-            part = snapshot.spans(selected)
-            if position:
-                part = Spans(part.start + position * STRIDE, part.first, part.length, part.streams)
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else Spans.concatenate(parts)
+        parts = [part.spans() for part in self._parts]
+        moved = [
+            replace(part, start=part.start + position * STRIDE) if position else part
+            for position, part in enumerate(parts)
+        ]
+        return moved[0] if len(moved) == 1 else Spans.concatenate(moved)
+
+    def boundaries(self, done_key: str | Sequence[str] | None) -> NDArray[np.int64]:
+        """Where a `done_key` of `expstore.Sequence` ends windows.
+
+        The first use reads that column once, in blocks; the next commit of the same store then
+        costs its new rows. The end of each store of a union bounds in any case.
+
+        Args:
+            done_key: `"done"` or `("next", "done")` for the last step of each episode; any
+                other key for the steps at which the field of that name, without a leading
+                `"next"`, is not zero (`("info", "life_lost")` is `info/life_lost`); None for
+                no step at all.
+
+        Returns:
+            (K,) ascending positions in the selection: not step numbers, see `spans`.
+
+        Raises:
+            FieldNotFoundError: there is no such field.
+            SchemaError: the field has more than one number per step.
+        """
+        key = done_key if done_key is None or isinstance(done_key, str) else tuple(done_key)
+        if key not in self._boundaries:
+            self._boundaries[key] = self._boundaries_of(key)
+        return self._boundaries[key]
+
+    def _boundaries_of(self, key: str | tuple[str, ...] | None) -> NDArray[np.int64]:
+        if key is None:
+            return np.empty(0, np.int64)
+        if key in EPISODE_ENDS:
+            return self.spans.first + self.spans.length - 1
+        name = field_that_ends(self._snapshots[0].schema, key)
+        ends = [s.ends(name) + position * STRIDE for position, s in enumerate(self._snapshots)]
+        return self.spans.positions_held(np.concatenate(ends))
 
     def identities(self) -> list[dict[str, Any]]:
         """Which store each part is, at which commit, and what of it is selected."""
@@ -135,20 +129,14 @@ class Store:
     @property
     def episodes(self) -> Episodes:
         """The table of the selected episodes."""
-        return Episodes(self._snapshots, self._selected, self.episode_numbers, self.spans.start)
+        selected = tuple(part.selected for part in self._parts)
+        return Episodes(self._snapshots, selected, self.episode_numbers, self.spans.start)
 
     @cached_property
     def episode_numbers(self) -> NDArray[np.int64]:
         """(E,) numbers of the selected episodes, ascending."""
-        return np.concatenate(
-            [
-                position * STRIDE
-                + (np.arange(s.first_episode, s.stop_episode) if chosen is None else chosen)
-                for position, (s, chosen) in enumerate(
-                    zip(self._snapshots, self._selected, strict=True)
-                )
-            ]
-        )
+        numbers = [part.numbers + k * STRIDE for k, part in enumerate(self._parts)]
+        return np.concatenate(numbers)
 
     def __repr__(self) -> str:
         where = ", ".join(map(str, self.paths))
@@ -276,7 +264,7 @@ class Store:
             StepRangeError: a number that is not here.
         """
         if callable(which):
-            return self._narrowed(_Predicate(which))
+            return self._narrowed(lambda base: Predicate(which, base))
         chosen = np.asarray(list(which))
         if chosen.dtype == bool:
             if len(chosen) != self.num_episodes:
@@ -290,11 +278,10 @@ class Store:
             unknown = np.setdiff1d(numbers, self.episode_numbers)
             if len(unknown):
                 self._locate(int(unknown[0]))
-        selected = [
-            numbers[numbers // STRIDE == position] - position * STRIDE
-            for position in range(len(self._snapshots))
-        ]
-        return Store(self._snapshots, self._rules, selected, fixed=True)
+        return Store(
+            replace(part, chosen=numbers[numbers // STRIDE == k] - k * STRIDE, is_fixed=True)
+            for k, part in enumerate(self._parts)
+        )
 
     def split(self, share: float, seed: int = 0) -> tuple[Store, Store]:
         """Two views by whole episodes: about `share` of them, and the others.
@@ -305,8 +292,8 @@ class Store:
         if not 0 <= share <= 1:
             raise SchemaError(f"share must be between 0 and 1, got {share}")
         return (
-            self._narrowed(_Side(share, seed, left=True)),
-            self._narrowed(_Side(share, seed, left=False)),
+            self._narrowed(lambda _: Side(share, seed, left=True)),
+            self._narrowed(lambda _: Side(share, seed, left=False)),
         )
 
     def latest(self) -> Store:
@@ -316,43 +303,15 @@ class Store:
             SchemaError: a view by mask or list, which says nothing about new episodes.
             StateError: the directory holds another store by now.
         """
-        if all(snapshot.is_newest() for snapshot in self._snapshots):
+        parts = [part.latest() for part in self._parts]
+        if all(new is old for new, old in zip(parts, self._parts, strict=True)):
             return self
-        if self._fixed:
-            raise SchemaError(
-                "a view by mask or by numbers, and a pickled one by a function, cannot follow new "
-                "commits; open the store and filter with a function"
-            )
-        return self._at([Snapshot.of(snapshot.path) for snapshot in self._snapshots])
+        _check_same_fields(parts)
+        return Store(parts)
 
-    def _at(self, snapshots: list[Snapshot]) -> Store:
-        """This selection on newer snapshots; only episodes that are new are asked about."""
-        for old, new in zip(self._snapshots, snapshots, strict=True):
-            if old.root.store_id != new.root.store_id:
-                raise StateError(f"{new.path} is another store by now; open it anew")
-        for new in snapshots[1:]:
-            _check_same_fields(snapshots[0], new)
-        if not self._rules:
-            return Store(snapshots)
-        selected = []
-        for position, (old, new) in enumerate(zip(self._snapshots, snapshots, strict=True)):
-            kept = self._selected[position]
-            assert kept is not None, position
-            fresh = np.arange(max(old.stop_episode, new.first_episode), new.stop_episode)
-            for rule in self._rules:
-                fresh = fresh[rule(new, fresh, position * STRIDE)]
-            selected.append(np.concatenate([kept[kept >= new.first_episode], fresh]))
-        return Store(snapshots, self._rules, selected)
-
-    def _narrowed(self, rule: Rule) -> Store:
-        selected = []
-        for position, (snapshot, chosen) in enumerate(
-            zip(self._snapshots, self._selected, strict=True)
-        ):
-            if chosen is None:
-                chosen = np.arange(snapshot.first_episode, snapshot.stop_episode)
-            selected.append(chosen[rule(snapshot, chosen, position * STRIDE)])
-        return Store(self._snapshots, (*self._rules, rule), selected, fixed=self._fixed)
+    def _narrowed(self, rule_at: Callable[[int], Rule]) -> Store:
+        """By a rule, given where the numbers of each part begin."""
+        return Store(part.narrowed(rule_at(k * STRIDE)) for k, part in enumerate(self._parts))
 
     # -- pickling --------------------------------------------------------------------------------
 
@@ -362,10 +321,7 @@ class Store:
         A function given to `filter` stays behind: the copy has the same episodes, but
         cannot follow new commits.
         """
-        rules = tuple(rule for rule in self._rules if isinstance(rule, _Side))
-        fixed = self._fixed or len(rules) < len(self._rules)
-        parts = [(str(s.path), s.root, s.version) for s in self._snapshots]
-        return partial(_restored, fixed=fixed), (parts, rules, self._selected)
+        return _restored, ([part.pickled() for part in self._parts],)
 
 
 def open_store(
@@ -395,13 +351,48 @@ def open_store(
     numbers = [at] * len(paths) if at is None or isinstance(at, int) else list(at)
     if len(numbers) != len(paths):
         raise SchemaError(f"at= must have one commit for each of {len(paths)} stores")
-    snapshots = [
-        Snapshot.of(p) if n is None else Snapshot(p, root_at(p, n))
+    parts = [
+        Part(Snapshot.of(p) if n is None else Snapshot(p, root_at(p, n)))
         for p, n in zip(paths, numbers, strict=True)
     ]
-    for snapshot in snapshots[1:]:
-        _check_same_fields(snapshots[0], snapshot)
-    return Store(snapshots)
+    _check_same_fields(parts)
+    return Store(parts)
+
+
+def union(stores: Iterable[Store]) -> Store:
+    """Several stores, views of them or unions as one.
+
+    What `open` of several paths gives, for stores that are open already, so that each may be a
+    view of its own. `latest` follows each as it would by itself.
+
+    Args:
+        stores: at least one; the steps and episodes of the k-th directory among them are
+            numbered from `k * 2**40` on.
+
+    Raises:
+        SchemaError: the stores have different fields, or there is none.
+
+    Example:
+        >>> import numpy as np, tempfile, expstore
+        >>> path = tempfile.mkdtemp() + "/demo.exp"
+        >>> with expstore.Writer(path) as writer:
+        ...     numbers = [writer.append({"reward": np.ones(n)}) for n in (3, 5, 1)]
+        >>> store = expstore.open(path)
+        >>> both = expstore.union([store.filter(lambda row: row["length"] > 3), store])
+        >>> [number % 2**40 for number in both.episode_numbers.tolist()]
+        [1, 0, 1, 2]
+    """
+    given = list(stores)
+    for store in given:
+        if not isinstance(store, Store):
+            raise SchemaError(
+                f"a union is of stores, got {type(store).__name__} {store!r}; expstore.open first"
+            )
+    parts = [part for store in given for part in store._parts]
+    if not parts:
+        raise SchemaError("a union needs at least one store, got an empty list")
+    _check_same_fields(parts)
+    return Store(parts)
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
@@ -409,7 +400,12 @@ def absolute(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(path))
 
 
-def _check_same_fields(one: Snapshot, other: Snapshot) -> None:
+def _check_same_fields(parts: Sequence[Part]) -> None:
+    for part in parts[1:]:
+        _check_same_fields_of(parts[0].snapshot, part.snapshot)
+
+
+def _check_same_fields_of(one: Snapshot, other: Snapshot) -> None:
     for snapshot in (one, other):
         if not snapshot.schema.fields and one.schema != other.schema:
             raise SchemaError(
@@ -427,15 +423,8 @@ def _check_same_fields(one: Snapshot, other: Snapshot) -> None:
             )
 
 
-def _restored(
-    parts: list[tuple[str, Root, tuple[int, int, int] | None]],
-    rules: tuple[Rule, ...],
-    selected: tuple[NDArray[np.int64] | None, ...],
-    *,
-    fixed: bool,
-) -> Store:
-    snapshots = [Snapshot(Path(path), root, version) for path, root, version in parts]
-    return Store(snapshots, rules, selected, fixed=fixed)
+def _restored(parts: list[tuple[Any, ...]]) -> Store:
+    return Store(restored(*part) for part in parts)
 
 
 def _listed(rows: Ragged, field: Field) -> list[Any]:
@@ -462,11 +451,3 @@ def _integers(values: ArrayLike, what: str) -> NDArray[np.int64]:
     if array.dtype.kind == "u" and int(array.max()) >= 1 << 63:  # would become negative
         raise StepRangeError(f"{what} must be below 2**63, got {int(array.max())}")
     return array.astype(np.int64)
-
-
-def _hashed(numbers: NDArray[np.int64], key: int) -> NDArray[np.float64]:
-    """A fraction in [0, 1) for each number: the finalizer of SplitMix64 (Steele et al., 2014)."""
-    z = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -17,7 +17,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from expstore.episode import Columns, Episode, check_end_reason, encode_metadata
-from expstore.errors import SchemaError, WriterStateError
+from expstore.errors import ExpstoreError, SchemaError, WriterStateError
 from expstore.schema import LAYOUTS, Schema
 from expstore.storage import files
 from expstore.storage.appenders import Appenders
@@ -40,7 +40,6 @@ from expstore.storage.episodes import IndexRow
 from expstore.storage.layout import (
     EPISODE,
     METADATA_FILE,
-    METADATA_VALUES,
     NO_SEED,
     PRIVATE,
     STEP,
@@ -54,6 +53,7 @@ from expstore.storage.layout import (
 from expstore.storage.open_episode import OpenEpisode
 from expstore.storage.reading import Snapshot
 from expstore.storage.store import absolute
+from expstore.storage.stored_episode import StoredEpisode
 from expstore.storage.streaming import EpisodeStream, StreamCalls
 from expstore.storage.undecided import is_undecided
 
@@ -133,7 +133,8 @@ class Writer:
         self._broken: str | None = None
         self._closed = True
         self._stream: EpisodeStream | None = None
-        self._noted = -1  # descriptor of the file that says what was appended
+        self._note_file = self.path / WRITING_FILE  # which says what was appended
+        self._noted = -1  # its descriptor
         self._new_groups: list[Path] = []  # directories of a schema that is not committed yet
         self._appenders = Appenders(self.path, Schema(), {}, {}, self._limits, durable=durable)
         # Who forgets to close it loses nothing when the interpreter ends.
@@ -172,7 +173,7 @@ class Writer:
                 files.sync_directory(self.path.parent)
             publish(self.path, self._root, durable=self._durable)
         self._version = files.version(self.path / METADATA_FILE)
-        self._noted = files.create(self.path / WRITING_FILE)
+        self._noted = files.create(self._note_file)
         self._adopt(self._root)
         self._last_commit = self._last_documents = time.monotonic()
         self._documented = self._root.commit.number
@@ -263,8 +264,8 @@ class Writer:
             SchemaError: the episode does not fit; nothing was written.
             CapacityError: it alone is more than the store may hold; nothing was written.
             StorageError: the system refused. If rows could not be written, the episode is not
-                in the store; if it was the commit that was due, the episode counts (see
-                `num_episodes`) and comes with the next commit.
+                in the store. If it was the commit that was due, the text says so: the episode
+                counts (see `num_episodes`) and comes with the next commit.
         """
         self._check_ready("append")
         where = f"in episode {self.num_episodes}"
@@ -280,6 +281,29 @@ class Writer:
             self._define(schema)
         self._undone_on_error(lambda: self._write(episode, seed, text))
         self._count_casts(casts)
+        self._commit_if_due()
+        return self.num_episodes - 1
+
+    def append_blocks(self, episode: StoredEpisode) -> int:
+        """Append an episode out of another store, block by block, exactly as it is there.
+
+        Returns:
+            The number that it gets here.
+
+        Raises:
+            DamagedError: what was read is not what was written there; nothing was appended.
+        """
+        self._check_ready("append")
+        writing = self._begin(None)
+
+        def write() -> None:
+            for columns, following in episode.blocks():
+                writing.extend(columns, following)
+            row = writing.finish(episode.final, episode.end_reason, episode.seed, episode.metadata)
+            episode.check(row.checksums, writing.rows_checksums)
+            self._count(row)
+
+        self._undone_on_error(write)
         self._commit_if_due()
         return self.num_episodes - 1
 
@@ -344,7 +368,8 @@ class Writer:
         root = self._within_capacity(root)
         publish(self.path, root, durable=self._durable)
         self._version = files.version(self.path / METADATA_FILE)
-        if self._new_groups or time.monotonic() - self._last_documents >= DOCUMENTS_INTERVAL_S:
+        is_due = time.monotonic() - self._last_documents >= DOCUMENTS_INTERVAL_S
+        if self._new_groups or root.schema != self._root.schema or is_due:
             self._write_documents(root)
         remove_evicted(self.path, self._root, root)
         self._root, self._broken, self._new_groups = root, None, []
@@ -449,10 +474,11 @@ class Writer:
         seed: int,
         metadata: bytes,
     ) -> None:
-        row: IndexRow = episode.finish(final, end_reason, seed, metadata)
-        metadata_end = self._counts[METADATA_VALUES] + len(metadata)
-        for path, value in row.columns(metadata_end).items():
-            self._appenders[path].append(value)
+        self._count(episode.finish(final, end_reason, seed, metadata))
+
+    def _count(self, row: IndexRow) -> None:
+        """Add an episode, whose rows are there, to the index."""
+        self._appenders.index.append(row)
         counts = self._appenders.counts()
         self._note(counts)
         self._counts = counts  # from here on the episode counts
@@ -479,14 +505,25 @@ class Writer:
             self.casts[name] = self.casts.get(name, 0) + count
 
     def _note(self, counts: Mapping[str, int]) -> None:
-        note_writing(self.path, self._noted, counts[EPISODE], counts[STEP])
+        note_writing(self._note_file, self._noted, counts[EPISODE], counts[STEP])
 
     def _commit_if_due(self) -> None:
         now = time.monotonic()
-        if now - self._last_commit >= self._commit_interval_s:
-            self.commit()
-        elif self._is_lagging and now - self._last_documents >= DOCUMENTS_INTERVAL_S:
-            self._write_documents(self._root)
+        try:
+            if now - self._last_commit >= self._commit_interval_s:
+                self.commit()
+            elif self._is_lagging and now - self._last_documents >= DOCUMENTS_INTERVAL_S:
+                self._write_documents(self._root)
+        except ExpstoreError as error:
+            error.args = (f"{self._fate_of_newest()}: {error}", *error.args[1:])
+            raise
+
+    def _fate_of_newest(self) -> str:
+        """What a commit that failed means for the episode that it was due after."""
+        fate = "comes with the next commit; do not append it again"
+        if self._trouble is not None:
+            fate = "may be lost; close this writer and open a new one, whose `num_episodes` tells"
+        return f"episode {self.num_episodes - 1} was appended and {fate}. The commit due failed"
 
     def _check_ready(self, what: str) -> None:
         self._check_open()

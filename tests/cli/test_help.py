@@ -94,6 +94,9 @@ def test_an_unknown_command_is_a_usage_error() -> None:
         (["ingest", "-h"], ["torch", "numba", "gymnasium", "zarr"]),
         (["inspect", "STORE"], ["torch", "numba", "gymnasium", "zarr"]),
         (["verify", "STORE"], ["torch", "numba", "gymnasium", "zarr"]),
+        (["repair", "STORE"], ["torch", "numba", "gymnasium", "zarr"]),
+        (["delete", "STORE", "0", "--yes"], ["torch", "numba", "gymnasium", "zarr"]),
+        (["history", "STORE"], ["torch", "numba", "gymnasium", "zarr"]),
     ],
 )
 def test_a_command_loads_only_what_it_needs(

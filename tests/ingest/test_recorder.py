@@ -93,6 +93,14 @@ def test_time_limits_are_truncated(tmp_path: Path) -> None:
     assert (row["length"], row["end_reason"]) == (1000, "truncated")
 
 
+def test_a_seed_may_be_one_of_numpys() -> None:
+    (episode,) = GymSource("CartPole-v1", num_episodes=1, seed=np.int64(3)).episodes()  # type: ignore[arg-type]
+    (same,) = GymSource("CartPole-v1", num_episodes=1, seed=3).episodes()
+    assert episode.metadata == same.metadata
+    assert type(episode.metadata["seed"]) is int
+    assert np.array_equal(episode.data["observation"], same.data["observation"])
+
+
 def test_an_episode_depends_on_its_own_seed_only(tmp_path: Path) -> None:
     whole = list(GymSource("CartPole-v1", num_episodes=4, seed=3).episodes())
 

@@ -543,3 +543,20 @@ def test_what_is_no_store_or_unit_is_refused_at_once(
 ):
     with pytest.raises(SchemaError, match=text):
         expstore.Replay(**{"store": fill(tmp_path / "a.exp", [3]), "batch_size": 4, **change})
+
+
+def test_a_seed_of_numpy_is_one_of_pythons(tmp_path: Path):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+    replays = [expstore.Replay(store, batch_size=8, seed=seed) for seed in (np.int64(7), 7)]
+    assert equal(*(replay.sample() for replay in replays))
+    assert json.loads(json.dumps(replays[0].state_dict())) == replays[1].state_dict()
+    with pytest.raises(SchemaError, match=r"seed must be an integer, got 0\.5"):
+        expstore.Replay(store, batch_size=8, seed=0.5)
+
+
+def test_a_loaders_seed_of_numpy_is_one_of_pythons(tmp_path: Path):
+    dataset = expstore.SequenceDataset(fill(tmp_path / "a.exp", LENGTHS), expstore.Step())
+    how = {"batch_size": 8, "shuffle": True}
+    loaders = [expstore.sequence_loader(dataset, seed=seed, **how) for seed in (np.int64(7), 7)]
+    assert equal(*(next(iter(loader)) for loader in loaders))
+    assert json.loads(json.dumps(loaders[0].state_dict())) == loaders[1].state_dict()

@@ -11,7 +11,8 @@ from expstore.sampling.ring import Ring
 from expstore.sampling.sequence import Sequence
 from expstore.spans import Spans
 
-ENDS = "my_end"  # a field that is no episode end to a store
+ENDS = ("life_lost", ("next", "life_lost"))  # a field that is no episode end to a store
+DONE_KEYS = (("next", "done"), "done", None, *ENDS)
 
 
 @dataclass
@@ -19,7 +20,7 @@ class Recording:
     """Steps one after the other: what a store, a view, a union and a ring have in common."""
 
     is_episode_end: list[bool]
-    is_flagged: list[bool]  # the field ENDS
+    is_flagged: list[bool]  # the field life_lost
     stream: list[int]  # which independent recording each step belongs to
     steps: list[int]  # the step numbers, ascending
 
@@ -28,7 +29,7 @@ class Recording:
         if unit.episode_boundary == "include_reset" or unit.done_key is None:
             is_end = [False] * len(self.steps)
         else:
-            is_end = self.is_flagged if unit.done_key == ENDS else self.is_episode_end
+            is_end = self.is_flagged if unit.done_key in ENDS else self.is_episode_end
 
         def may_follow(position: int) -> bool:
             inside = 0 < position < len(self.steps)
@@ -75,7 +76,8 @@ class Recording:
         return Ring(flags, newest=(oldest - 1) % len(self.steps), is_full=True)
 
     def _fields(self) -> list[tuple[Any, list[bool]]]:
-        return [(("next", "done"), self.is_episode_end), (ENDS, self.is_flagged)]
+        is_flagged = {key: key in ENDS for key in DONE_KEYS if key is not None}
+        return [(k, self.is_flagged if f else self.is_episode_end) for k, f in is_flagged.items()]
 
 
 @dataclass
@@ -90,7 +92,8 @@ class Selection:
 
 
 def selection_of(recording: Recording) -> Selection:
-    return Selection(recording.spans(), {ENDS: np.flatnonzero(recording.is_flagged)})
+    ends = np.flatnonzero(recording.is_flagged)
+    return Selection(recording.spans(), dict.fromkeys(ENDS, ends))
 
 
 @st.composite
@@ -120,4 +123,4 @@ def units(done_key: st.SearchStrategy[Any]) -> st.SearchStrategy[Sequence]:
     )
 
 
-any_units = units(st.sampled_from([("next", "done"), None, ENDS]))
+any_units = units(st.sampled_from(DONE_KEYS))

@@ -126,6 +126,20 @@ def test_expand_gives_every_entry_flat_with_its_dtype(storage, shift):
     }
 
 
+@pytest.mark.parametrize("num_anchors", [2, 2**15])
+def test_what_expand_gives_is_the_callers_to_change(num_anchors):
+    anchors, unit = np.full(num_anchors, 101), Sequence(3, burn_in=1)
+    index, info = unit.expand(anchors, {}, STORE)
+    expected = {key: value.copy() for key, value in info.items()}
+    for value in info.values():
+        value[:] = 0
+    _, again = unit.expand(anchors, {}, STORE)
+    assert anchors.tolist() == [101] * num_anchors
+    assert index.sum() == 0
+    for key, value in again.items():
+        assert value.tolist() == expected[key].tolist(), key
+
+
 def test_the_anchor_reported_is_the_one_before_the_window_slid_back():
     index, info = Sequence(4, "stop").expand(np.array([103]), {}, STORE)
     assert index.tolist() == [101, 102, 103, 104]
@@ -192,7 +206,7 @@ def test_anchors_that_are_no_integers_are_refused():
             Sequence(2).expand(anchors, {}, RING)
 
 
-@pytest.mark.parametrize("anchors", [np.array(3), np.zeros((1, 1, 1), int), ([1, 2], [0])])
+@pytest.mark.parametrize("anchors", [np.array(3), np.zeros((1, 1, 1), int), ([1, 2], [0]), ()])
 def test_anchors_of_another_shape_are_refused(anchors):
     text = r"Sequence expected multidimensional anchors with shape \[batch, D\]\."
     with pytest.raises(RuntimeError, match=text) as caught:

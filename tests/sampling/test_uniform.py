@@ -136,6 +136,28 @@ def test_a_union_whose_first_store_grows_keeps_its_epoch():
     assert sorted(chain(*seen)) == [0, 1, 2, 3, 4, *(2**40 + k for k in range(4))]
 
 
+def test_a_union_that_grows_by_as_much_as_it_loses_keeps_its_epoch():
+    """Number, first and last step stayed the same, and so new steps were drawn in the epoch."""
+
+    def union(first_stop, second_start):
+        members = steps((0, first_stop)), steps((2**40 + second_start, 2**40 + 8))
+        return Spans.concatenate(list(members))
+
+    sampler = WithoutReplacement()
+    seen = drawn(sampler, union(5, 0), [4]) + drawn(sampler, union(8, 3), [9])
+    left = {2**40 + k for k in range(3)}
+    assert set(chain(*seen)) - left == {*range(5), *(2**40 + k for k in range(3, 8))}
+    assert len(list(chain(*seen))) == len(set(chain(*seen)))
+
+
+def test_a_state_meets_other_steps_of_the_same_number_and_ends():
+    sampler, other = WithoutReplacement(), WithoutReplacement()
+    drawn(sampler, steps((0, 4), (6, 12)), [3])
+    other.load_state_dict(sampler.state_dict())
+    with pytest.raises(StateError, match="which are not the first of this selection"):
+        other.draw(steps((0, 6), (8, 12)), 3, seed=0)
+
+
 @pytest.mark.parametrize("num_drawn", range(8))
 def test_an_epoch_resumes_with_the_batch_that_was_next(num_drawn):
     spans, sampler, resumed = steps((2, 9), (12, 20)), WithoutReplacement(), WithoutReplacement()
@@ -170,6 +192,7 @@ def test_a_state_is_small_and_plain():
         "num_steps": 1000,
         "first_step": 0,
         "last_step": 999,
+        "checksum": 2372300572,
     }
 
 

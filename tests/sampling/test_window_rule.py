@@ -28,7 +28,7 @@ def slow(recording: Recording, unit: Sequence, anchors: list[int]) -> tuple[list
 def test_a_plan_on_a_store_follows_the_rule_for_every_anchor(recording, unit):
     store = selection_of(recording)
     anchors = np.arange(store.spans.num_steps)
-    boundaries = store.ends[ENDS] if unit.done_key == ENDS else None
+    boundaries = unit.boundaries_in(store)
 
     plan = unit.plan(store.spans, anchors, boundaries)
 
@@ -45,8 +45,8 @@ def test_the_compiled_plan_equals_the_numpy_plan(recording, unit, data):
     position = st.integers(0, spans.num_steps - 1)
     anchors = np.array(data.draw(st.lists(position, max_size=9)), np.int64)
     edges, boundaries = spans.first, None
-    if unit.done_key == ENDS:
-        boundaries = store.ends[ENDS]
+    if unit.done_key in ENDS:
+        boundaries = store.ends[unit.done_key]
         edges = boundaries + 1
     if unit.done_key is None or unit.episode_boundary == "include_reset":
         edges = spans.streams
@@ -89,7 +89,7 @@ def test_a_ring_follows_the_rule_wherever_it_wraps(recording, unit, num_free, ol
 @given(every_recording, any_units)
 def test_every_window_has_a_valid_first_learning_record_and_readable_padding(recording, unit):
     store = selection_of(recording)
-    boundaries = store.ends[ENDS] if unit.done_key == ENDS else None
+    boundaries = unit.boundaries_in(store)
 
     plan = unit.plan(store.spans, np.arange(store.spans.num_steps), boundaries)
 
@@ -100,7 +100,7 @@ def test_every_window_has_a_valid_first_learning_record_and_readable_padding(rec
 @given(recordings(num_streams=3), any_units)
 def test_windows_never_leave_their_store_of_a_union(recording, unit):
     store = selection_of(recording)
-    boundaries = store.ends[ENDS] if unit.done_key == ENDS else None
+    boundaries = unit.boundaries_in(store)
 
     plan = unit.plan(store.spans, np.arange(store.spans.num_steps), boundaries)
 
@@ -138,8 +138,8 @@ def test_a_position_outside_of_the_store_is_refused(anchor):
 
 def test_a_field_that_ends_episodes_must_come_with_its_boundaries():
     spans = Spans.laid_out(np.array([0]), np.array([7]))
-    with pytest.raises(FieldNotFoundError, match="the boundaries of done_key 'my_end'"):
-        Sequence(2, done_key="my_end").plan(spans, np.array([0]))
+    with pytest.raises(FieldNotFoundError, match="the boundaries of done_key 'life_lost'"):
+        Sequence(2, done_key="life_lost").plan(spans, np.array([0]))
 
 
 def test_a_plan_of_no_anchors_is_empty():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ import pytest
 import expstore
 from expstore import Field, Schema
 from expstore.errors import FieldNotFoundError, SchemaError, StorageError, WriterStateError
+from expstore.storage import files
 from tests.storage.made import assert_same, digest, episode, store, writer
+from tests.torture.faults import interposed
 
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 
@@ -209,6 +213,7 @@ def test_an_episode_may_take_more_files_than_a_process_may_open(tmp_path):
 
 
 def test_rows_that_could_not_be_synced_early_are_never_committed(tmp_path, monkeypatch):
+    monkeypatch.setattr("expstore.storage.mapped.DIRECT_BYTES", 64 << 10)
     path, x = tmp_path / "a.exp", np.arange(20_000.0)
     out = writer(path, layout="mapped", chunk_steps=1, durable=True)
     out.append({"x": x[:10]})
@@ -255,6 +260,133 @@ def test_with_no_interval_every_append_commits(tmp_path):
     with writer(tmp_path / "a.exp", commit_interval_s=0) as opened:
         opened.append({"x": [1, 2]})
         assert expstore.open(tmp_path / "a.exp").num_episodes == 1
+
+
+def refused(error: int, call: str, is_meant):
+    """The system refuses calls, by their path and their arguments."""
+
+    def action(operation, perform, arguments):
+        if operation.call == call and is_meant(operation.path, arguments):
+            raise OSError(error, os.strerror(error))
+        return perform()
+
+    return interposed(action)
+
+
+def test_an_error_of_the_commit_that_was_due_says_that_the_episode_counts(tmp_path):
+    path = tmp_path / "a.exp"
+    with writer(path, commit_interval_s=0) as opened:
+        opened.append({"x": [1]})
+        with (
+            refused(errno.ENOSPC, "pwrite", lambda _, arguments: len(arguments[1]) == 8),
+            pytest.raises(StorageError, match=r"episode 1 was appended and comes with") as caught,
+        ):
+            opened.append({"x": [2]})
+        assert "free some space" in str(caught.value)
+        assert caught.value.errno == errno.ENOSPC
+        assert opened.num_episodes == 2
+        assert expstore.open(path).num_episodes == 1
+        opened.append({"x": [3]})
+        assert expstore.open(path).read([0, 1, 2])["x"].tolist() == [1, 2, 3]
+
+
+def test_an_error_of_metadata_that_was_due_says_that_the_episode_counts(tmp_path, monkeypatch):
+    with writer(tmp_path / "a.exp") as opened:
+        opened.append({"x": [1]})
+        opened.commit()
+        opened.append({"x": [2]})
+        opened.commit()
+        monkeypatch.setattr("expstore.storage.writer.DOCUMENTS_INTERVAL_S", 0)
+        with (
+            refused(errno.EIO, "replace", lambda path, _: path.endswith("zarr.json")),
+            pytest.raises(StorageError, match=r"episode 2 was appended and comes with"),
+        ):
+            opened.append({"x": [3]})
+    assert expstore.open(tmp_path / "a.exp").num_episodes == 3
+
+
+def test_an_error_that_ends_the_writer_says_what_becomes_of_the_episode(tmp_path):
+    with writer(tmp_path / "a.exp", commit_interval_s=0, durable=True) as opened:
+        opened.append({"x": [1]})
+        with (
+            refused(errno.EIO, "fsync", lambda path, _: path.endswith("zarr.json.partial")),
+            pytest.raises(StorageError, match=r"episode 1 was appended and may be lost; close"),
+        ):
+            opened.append({"x": [2]})
+        with pytest.raises(WriterStateError, match="open a new one"):
+            opened.append({"x": [3]})
+
+
+def test_many_entries_of_the_index_do_not_wait_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("expstore.storage.episodes.COLLECTED_ROWS", 3)
+    monkeypatch.setattr("expstore.storage.episodes.COLLECTED_BYTES", 40)
+    path = tmp_path / "a.exp"
+    with writer(path) as opened:
+        for number in range(8):
+            opened.append({"x": [number], "reward": [0.5 * number]}, seed=number, note="n" * number)
+        opened.commit()
+        for number in range(8, 12):
+            opened.append({"x": [number], "reward": [0.5 * number]}, note="w" * 10 * number)
+        opened.discard()
+        for number in range(8, 10):
+            opened.append({"x": [number], "reward": [0.5 * number]}, seed=number, note="n" * number)
+            with opened.episode(note="m" * 50) as stream, contextlib.suppress(SchemaError):
+                stream.add({"x": 77, "reward": 1.0})
+                stream.discard()
+    table = expstore.open(path).episodes
+    assert table["seed"].tolist() == list(range(10))
+    assert table["return"].tolist() == [0.5 * number for number in range(10)]
+    assert table["note"] == ["n" * number for number in range(10)]
+    assert expstore.verify(path).is_sound
+
+
+def test_entries_that_one_column_has_taken_already_are_handed_over_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("expstore.storage.mapped.WRITE_BYTES", 16)
+    monkeypatch.setattr("expstore.storage.mapped.DIRECT_BYTES", 16)
+    path = tmp_path / "a.exp"
+    with writer(path) as opened:
+        for number in range(5):
+            opened.append({"x": [number]}, seed=number)
+        for column in ("length", "seed", "x"):
+            is_meant = partial(is_of_column, column)
+            with refused(errno.ENOSPC, "pwrite", is_meant), pytest.raises(StorageError):
+                opened.commit()
+    store = expstore.open(path)
+    assert store.episodes["seed"].tolist() == [0, 1, 2, 3, 4]
+    assert store.episodes["length"].tolist() == [1] * 5
+    assert expstore.verify(path).is_sound
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="files are not listed here")
+def test_the_disk_is_at_work_long_before_a_durable_commit(tmp_path, monkeypatch):
+    parts = []
+
+    def start_writing(descriptor, offset, num_bytes):
+        file = os.readlink(f"/proc/self/fd/{descriptor}")
+        if "/steps/x/" in file:
+            parts.append((os.path.basename(file), offset, num_bytes))
+
+    monkeypatch.setattr(files, "start_writing", start_writing)
+    for name in ("EARLY_BYTES", "DIRECT_BYTES"):
+        monkeypatch.setattr(f"expstore.storage.mapped.{name}", 80_000)
+    data = {"x": np.arange(10_000)}  # 80,000 bytes; a file has 65,536 rows
+    for durable in (False, True):
+        with writer(tmp_path / f"{durable}.exp", durable=durable) as opened:
+            for _ in range(9):
+                opened.append(data)
+            assert len(parts) == 8 * durable
+            opened.commit()
+    # The seventh episode lies in both files.
+    assert parts == [("c.0", 80_000 * n, 80_000) for n in range(6)] + [
+        ("c.1", 35_712, 80_000),
+        ("c.1", 115_712, 80_000),
+    ]
+    read = expstore.open(tmp_path / "True.exp").read(np.arange(90_000))["x"]
+    assert np.array_equal(read, np.tile(np.arange(10_000), 9))
+
+
+def is_of_column(column, path, _):
+    return path.endswith((f"episodes/{column}/c.0", f"episodes/crc32c/{column}/c.0"))
 
 
 def test_leaving_the_block_by_an_exception_keeps_whole_episodes(tmp_path):

@@ -1,5 +1,6 @@
 """Capacity: whole oldest episodes leave, readers are not disturbed, disk use stays flat."""
 
+import gc
 import os
 import pickle
 import subprocess
@@ -13,6 +14,8 @@ import zarr
 
 import expstore
 from expstore.errors import CapacityError, EvictedError, SchemaError, StepRangeError
+from expstore.storage import files
+from expstore.storage.mapping import MappedColumn
 
 LAYOUTS = ["mapped", "coded"]
 
@@ -176,16 +179,15 @@ def test_asking_for_evicted_steps_is_an_error(tmp_path: Path):
         store.episode(0)
 
 
-def maps_of_deleted_files() -> int:
+def maps_of_deleted_files(path: Path) -> int:
     with open("/proc/self/maps") as maps:
-        return sum("(deleted)" in line and "a.exp" in line for line in maps)
+        return sum("(deleted)" in line and f"{path}/" in line for line in maps)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="maps are not listed here")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_evicted_files_are_freed_when_followers_move_on(tmp_path: Path, layout: str):
     path = tmp_path / "a.exp"
-    before = maps_of_deleted_files()
     store = fill(path, [60] * 10, capacity_steps=600, layout=layout)
     most = 0
     with expstore.Writer(path, capacity_steps=600, commit_interval_s=1e9) as writer:
@@ -195,8 +197,24 @@ def test_evicted_files_are_freed_when_followers_move_on(tmp_path: Path, layout: 
             store = store.latest()
             check(store)
             if i > 10:
-                most = max(most, maps_of_deleted_files() - before)
+                most = max(most, maps_of_deleted_files(path))
     assert most <= 30  # of the hundreds that were evicted
+
+
+def test_what_the_first_commit_evicts_leaves_no_files(tmp_path: Path):
+    """Files of columns that were new with that commit stayed until the store was reopened."""
+    path, num_evicted = tmp_path / "a.exp", 0
+    options = {"capacity_steps": 600, "commit_interval_s": 1e9, "durable": False}
+    with expstore.Writer(path, **options) as writer:
+        for _ in range(40):
+            writer.append(episode(writer.num_steps, 60), tag=writer.num_episodes)
+        writer.commit()
+        (root,) = (snapshot.root for snapshot in expstore.open(path).snapshots)
+        for layout in root.arrays.values():
+            evicted = range(root.commit.dims[layout.dimension][0] // layout.chunk_rows)
+            assert not any((path / layout.chunk_path(chunk)).exists() for chunk in evicted)
+            num_evicted += len(evicted)
+    assert num_evicted > 0
 
 
 def test_views_lose_what_is_evicted_and_follow(tmp_path: Path):
@@ -265,3 +283,92 @@ def test_a_range_between_two_mapped_ones_is_never_taken_for_mapped(tmp_path: Pat
             between.read([int(between.spans.start[2])], ["x"])
         first = int(oldest.spans.start[0])
         assert oldest.read([first], ["x"])["x"].tolist() == [first]
+
+
+KEPT = """
+import gc, sys
+import numpy as np
+import expstore
+
+def fill(num_episodes):
+    with expstore.Writer(sys.argv[1], capacity_steps=600, layout="mapped", durable=False) as writer:
+        for _ in range(num_episodes):
+            x = np.arange(writer.num_steps, writer.num_steps + 60)
+            writer.append({"x": x[:, None].repeat(64, axis=1), "reward": np.ones(60)})
+
+fill(10)
+store = expstore.open(sys.argv[1])
+start, length = store.spans.start, store.spans.length
+column, rows = store.snapshots[0].index.column("length"), store.snapshots[0].rows("x", 0, 600)
+for _ in range(10):
+    fill(5)
+    store = store.latest()
+    store.read([store.spans.start[0]])
+gc.collect()
+print(start.sum(), length.sum(), column.sum(), rows[:, 5].sum())
+del start, length, column, rows
+gc.collect()
+print(store.snapshots[0].columns["steps/x"]._ranges[0].first > 0)
+"""
+
+
+def test_arrays_kept_alone_can_be_read_when_their_rows_have_left(tmp_path: Path):
+    """`store.spans.start` lay in a map that the store took with it: reading it was a crash."""
+    command = [sys.executable, "-X", "faulthandler", "-c", KEPT, str(tmp_path / "a.exp")]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert said.split() == ["2700", "600", "600", str(sum(range(600))), "True"]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="maps are not listed here")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_follower_at_the_newest_commit_holds_no_evicted_file(tmp_path: Path, layout: str):
+    path = tmp_path / "a.exp"
+    store = fill(path, [60] * 10, capacity_steps=600, layout=layout)
+    for _ in range(4):
+        check(store)
+        fill(path, [60] * 7, capacity_steps=600)
+        store = store.latest()
+    check(store)
+    gc.collect()
+    assert maps_of_deleted_files(path) == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="maps are not listed here")
+def test_what_could_not_be_unmapped_is_unmapped_later(tmp_path: Path):
+    path = tmp_path / "a.exp"
+    store = fill(path, [60] * 10, capacity_steps=600, layout="mapped")
+    check(store)
+    column = store.snapshots[0].columns["steps/action"]
+    assert isinstance(column, MappedColumn)
+    fill(path, [60] * 20, capacity_steps=600)
+    with column._lock:  # as another thread that is about to map more of it
+        store = store.latest()
+        gc.collect()
+        assert maps_of_deleted_files(path / "steps/action") > 0
+    store.latest()
+    assert maps_of_deleted_files(path) == 0
+
+
+@pytest.mark.parametrize("way", ["in place", "file by file", "coded"])
+def test_a_file_evicted_between_two_looks_is_evicted_and_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+):
+    path, evicted = tmp_path / "a.exp", []
+    layout = "coded" if way == "coded" else "mapped"
+    if way == "file by file":
+        monkeypatch.setattr(files, "can_map_in_place", lambda: False)
+    store = fill(path, [60] * 10, capacity_steps=600, layout=layout)
+    first = int(store.spans.start[0])
+    real = files.size
+
+    def size(file: Path) -> int | None:
+        found = real(file)
+        if not evicted and file.parent == path / "steps/action":
+            evicted.append(file)
+            fill(path, [60] * 20, capacity_steps=600)
+        return found
+
+    monkeypatch.setattr(files, "size", size)
+    with pytest.raises(EvictedError, match=r"was evicted: .*; call latest\(\)"):
+        store.read([first], ["action"])
+    assert evicted and not evicted[0].exists()

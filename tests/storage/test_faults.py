@@ -19,7 +19,7 @@ from expstore.errors import StorageError, WriterStateError
 from expstore.storage import files
 from expstore.storage import writer as storage_writer
 from expstore.storage.commits import read_history
-from expstore.storage.maintain import verify
+from expstore.storage.verification import verify
 from tests.torture.check import check_store
 from tests.torture.child import NEVER_S
 from tests.torture.episodes import SMALL, Known, Plan, known_episode

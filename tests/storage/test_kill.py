@@ -1,5 +1,6 @@
 """A writer is killed at any moment: whole episodes or nothing, and writing goes on."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,10 +8,13 @@ import pytest
 
 import expstore
 from expstore.storage.commits import Recovery, read_history
+from tests.torture.check import Found, check_store
 from tests.torture.child import NEVER_S, Task
-from tests.torture.episodes import known_episode
+from tests.torture.episodes import SMALL, Plan, known_episode
+from tests.torture.eviction import Limits, check_eviction
+from tests.torture.faults import Operation, frozen, interposed, small_chunks
 from tests.torture.nursery import Nursery, journal_of
-from tests.torture.rounds import play_history, split_rounds
+from tests.torture.rounds import play_history, random_limits, split_rounds
 
 HISTORIES = split_rounds(40, seed=23)
 
@@ -30,8 +34,69 @@ def test_a_kill_leaves_exactly_what_was_committed(
     assert tally.rounds > 0
 
 
-def test_the_suite_plays_forty_rounds() -> None:
+def test_the_suite_plays_forty_rounds_and_some_of_stores_with_a_capacity() -> None:
     assert sum(num_rounds for _, num_rounds in HISTORIES) == 40
+    limits = [random_limits(seed) for seed, _ in HISTORIES]
+    assert {(a.capacity_steps is None, a.capacity_bytes is None) for a in limits} >= {
+        (True, True), (True, False), (False, True)
+    }  # fmt: skip
+
+
+LIMITS = Limits(capacity_steps=120)
+NUM_EPISODES = 14  # the last one makes others leave, as one before it did
+
+
+def test_a_kill_at_any_operation_of_an_eviction_leaves_one_commit_or_the_other(
+    tmp_path: Path,
+) -> None:
+    """A copy made before an operation is what a kill would leave there; the next writer goes on."""
+    path, plan = tmp_path / "store.exp", Plan.of(SMALL)
+    looks: list[str] = []
+    copies: list[Path] = []
+    found: list[Found] = []
+
+    def look(operation: Operation) -> None:
+        looks.append(operation.path)
+        is_root = operation.path.endswith("store.exp/zarr.json")
+        if is_root or (operation.call == "unlink" and len(looks) % 20 == 0):
+            copies.append(path.with_name(f"copy-{len(looks)}.exp"))
+            shutil.copytree(path, copies[-1])
+
+    def writer(path: Path) -> expstore.Writer:
+        return expstore.Writer(
+            path,
+            layout=plan.layouts,
+            chunk_steps=plan.chunk_steps,
+            commit_interval_s=NEVER_S,
+            durable=False,
+            capacity_steps=LIMITS.capacity_steps,
+        )
+
+    def append_next(writer: expstore.Writer) -> None:
+        known = known_episode(SMALL, writer.num_episodes)
+        writer.append(known.data, end_reason=known.asked_reason, **known.metadata)
+
+    with small_chunks(plan.chunks):
+        with writer(path) as out:
+            for _ in range(NUM_EPISODES - 1):
+                append_next(out)
+                out.commit()
+            before = check_store(path, SMALL, {NUM_EPISODES - 1})
+            append_next(out)
+            with interposed(frozen(look)):
+                out.commit()
+        for copy in copies:
+            found.append(check_store(copy, SMALL, {NUM_EPISODES - 1, NUM_EPISODES}, sample=5))
+            check_eviction(copy, SMALL, LIMITS, before, found[-1], is_closed=False)
+            with writer(copy) as again:
+                append_next(again)
+            after = check_store(copy, SMALL, {found[-1].num_episodes + 1}, sample=5)
+            check_eviction(copy, SMALL, LIMITS, found[-1], after, is_closed=True)
+
+    assert before.first_episode > 0
+    assert {seen.num_episodes for seen in found} == {NUM_EPISODES - 1, NUM_EPISODES}
+    assert len({seen.first_episode for seen in found}) == 2
+    assert len(found) > 3
 
 
 def killed_writer(tmp_path: Path, nursery: Nursery, *moves: tuple[str, int]) -> Path:

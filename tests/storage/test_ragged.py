@@ -308,3 +308,39 @@ def test_ragged_values_behave_like_a_list_of_arrays():
     assert ragged.padded().shape == (3, 2, 3)
     with pytest.raises(IndexError):
         ragged[3]
+
+
+def rows_of_chunks(path: Path) -> dict[str, int]:
+    group = zarr.open_group(path, mode="r")
+    names = ("steps/text/values", "steps/text/end", "steps/points/values")
+    rows = {name: group[name].chunks[0] for name in names}
+    return rows | {"metadata": group["episodes/metadata/values"].chunks[0]}
+
+
+def test_files_of_text_hold_megabytes(tmp_path: Path):
+    data = {"text": ["a" * 300_000, "b"], "points": [np.ones((n, 3), np.float32) for n in (4, 5)]}
+    with expstore.Writer(tmp_path / "a.exp", durable=False) as writer:
+        writer.append(data)
+        writer.append(data)
+    assert rows_of_chunks(tmp_path / "a.exp") == {
+        "steps/text/values": 4 << 20,
+        "steps/text/end": 65_536,
+        "steps/points/values": 1 << 18,  # of 12 bytes: 3 MiB
+        "metadata": 4 << 20,
+    }
+    assert [row.name for row in (tmp_path / "a.exp/steps/text/values").glob("c.*")] == ["c.0"]
+    assert expstore.open(tmp_path / "a.exp").read([2])["text"][0] == "a" * 300_000
+
+
+def test_files_of_text_stay_small_where_that_was_asked_for(tmp_path: Path):
+    data = {"text": ["a", "bc"], "points": [np.ones((n, 3), np.float32) for n in (4, 5)]}
+    asked: dict[str, dict[str, int]] = {
+        "steps": {"chunk_steps": 1024},
+        "capacity": {"capacity_steps": 10**9},
+    }
+    for name, how in asked.items():
+        with expstore.Writer(tmp_path / name, durable=False, **how) as writer:  # type: ignore[arg-type]
+            writer.append(data)
+    assert rows_of_chunks(tmp_path / "steps")["steps/text/values"] == 4096  # a page
+    assert rows_of_chunks(tmp_path / "capacity")["steps/text/values"] == 65_536
+    assert rows_of_chunks(tmp_path / "capacity")["metadata"] == 65_536

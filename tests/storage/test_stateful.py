@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 import expstore
 from expstore.errors import SchemaError, StepRangeError, WriterStateError
-from expstore.storage.maintain import verify
+from expstore.storage.verification import verify
 from tests.torture.check import check_episode, check_steps, check_store
 from tests.torture.child import NEVER_S
 from tests.torture.episodes import Known, Plan, known_episode

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 import expstore
 from expstore.errors import FieldNotFoundError, SchemaError, StateError, StepRangeError
 from expstore.storage.reading import STRIDE
-from tests.storage.made import assert_same, store, writer
+from tests.storage.made import assert_same, episode, store, writer
 
 
 def counted(number: int, length: int) -> dict[str, object]:
@@ -419,3 +420,44 @@ def test_another_process_elsewhere_reads_what_its_parent_read(path, tmp_path, mo
         **{"capture_output": True, "text": True, "cwd": "/", "env": search, "check": True},
     )
     assert result.stdout == "2 [700, 701, 702]\n"
+
+
+def test_a_union_of_views_keeps_what_each_selects(tmp_path: Path) -> None:
+    one = store(tmp_path / "a.exp", episode(3), episode(5), episode(2))
+    other = store(tmp_path / "b.exp", episode(4, seed=1))
+    both = expstore.union([one.filter([0, 2]), expstore.union([other, one])])
+    assert both.episode_numbers.tolist() == [
+        0,
+        2,
+        STRIDE,
+        2 * STRIDE,
+        2 * STRIDE + 1,
+        2 * STRIDE + 2,
+    ]
+    assert both.spans.start.tolist() == [0, 8, STRIDE, 2 * STRIDE, 2 * STRIDE + 3, 2 * STRIDE + 8]
+    assert_same(both.episode(STRIDE), other.episode(0))
+    assert_same(both.episode(2), one.episode(2))
+    assert both.latest() is both
+    assert_same(pickle.loads(pickle.dumps(both)).episode(2 * STRIDE + 1), one.episode(1))
+
+
+def test_what_makes_no_union_is_refused(tmp_path: Path) -> None:
+    one = store(tmp_path / "a.exp", episode(3))
+    other = store(tmp_path / "b.exp", {"reward": np.zeros(2)})
+    with pytest.raises(SchemaError, match="a union needs at least one store"):
+        expstore.union([])
+    with pytest.raises(SchemaError, match=r"a union is of stores, got str 'b\.exp'"):
+        expstore.union([one, "b.exp"])
+    with pytest.raises(SchemaError, match="the stores of a union have the same fields"):
+        expstore.union([one, other])
+
+
+def test_a_fixed_view_may_be_part_of_a_union_until_something_new_comes(tmp_path: Path) -> None:
+    kept = store(tmp_path / "a.exp", episode(3)).filter([0])
+    growing = store(tmp_path / "b.exp", episode(4))
+    both = expstore.union([kept, growing])
+    store(tmp_path / "b.exp", episode(2))
+    assert both.latest().spans.length.tolist() == [3, 4, 2]
+    store(tmp_path / "a.exp", episode(2))
+    with pytest.raises(SchemaError, match="a view by mask or by numbers"):
+        both.latest()

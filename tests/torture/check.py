@@ -16,8 +16,16 @@ from numpy.typing import NDArray
 import expstore
 from expstore.errors import NotAStoreError
 from expstore.storage.commits import read_history
-from expstore.storage.maintain import verify
-from tests.torture.episodes import Known, Plan, expected_arrays, known_episode
+from expstore.storage.verification import verify
+from tests.torture.episodes import (
+    Known,
+    Plan,
+    expected_arrays,
+    known_episode,
+    live_ranges,
+    nothing,
+    stacked,
+)
 
 CHECKSUMS = ("episodes/crc32c/", "episodes/index_crc32c")
 
@@ -26,8 +34,9 @@ CHECKSUMS = ("episodes/crc32c/", "episodes/index_crc32c")
 class Found:
     """What every reader agreed on."""
 
-    num_episodes: int
+    num_episodes: int  # that were ever committed; those that were evicted among them
     num_steps: int
+    first_episode: int  # the oldest that is still held
     commit: int  # number of the newest, -1 where there is no store yet
     num_lagging: int  # single arrays that are shorter than the commit, or not there yet
 
@@ -46,34 +55,42 @@ def check_store(path: Path, seed: int, allowed: Collection[int], *, sample: int 
         store = expstore.open(path)
     except NotAStoreError:
         assert 0 in allowed and not (path / "zarr.json").exists(), f"no store, allowed: {allowed}"
-        return Found(0, 0, -1, 0)
-    assert store.num_episodes in allowed, f"{store.num_episodes} episodes, allowed: {allowed}"
+        return Found(0, 0, 0, -1, 0)
     plan, commit = Plan.of(seed), store.snapshots[0].root.commit
-    episodes = [known_episode(seed, number) for number in range(store.num_episodes)]
+    first, num_episodes = commit.dims["episode"]
+    assert num_episodes in allowed, f"{num_episodes} episodes, allowed: {allowed}"
+    assert first < num_episodes or not first, f"nothing but {first} evicted episodes"
+    episodes = [known_episode(seed, number) for number in range(num_episodes)]
     arrays = expected_arrays(plan, episodes) if store.fields else {}
+    if episodes:
+        assert commit.dims == live_ranges(plan, arrays, first)
     _check_with_expstore(store, plan, episodes, sample)
-    whole = _check_with_zarr(path, arrays)
+    live = {n: commit.dims[a.dimension][0] for n, a in store.snapshots[0].root.arrays.items()}
+    whole = _check_with_zarr(path, arrays, live)
     lagging = _check_with_tensorstore(path, whole, _lengths(path))
     verified = verify(path)
     assert verified.is_sound, verified.problems
     assert (verified.num_episodes, verified.num_steps) == (len(store.episodes), store.num_steps)
     _check_history(path, commit.number)
-    return Found(store.num_episodes, store.num_steps, commit.number, lagging)
+    return Found(num_episodes, sum(map(len, episodes)), first, commit.number, lagging)
 
 
 def _check_with_expstore(
     store: expstore.Store, plan: Plan, episodes: list[Known], sample: int
 ) -> None:
     rng = np.random.default_rng(len(episodes))
-    numbers = range(len(episodes))
-    if sample and len(episodes) > sample:
-        numbers = sorted({len(episodes) - 1, *rng.choice(len(episodes), sample).tolist()})
-    assert store.num_steps == sum(map(len, episodes))
+    first = len(episodes) - store.num_episodes
+    numbers: Collection[int] = range(first, len(episodes))
+    assert store.episode_numbers.tolist() == list(numbers)
+    assert store.num_steps == sum(len(episodes[number]) for number in numbers)
+    if sample and len(numbers) > sample:
+        chosen = rng.integers(first, len(episodes), sample).tolist()
+        numbers = sorted({first, len(episodes) - 1, *chosen})
     for number in numbers:
         check_episode(store, number, episodes[number], plan)
     if episodes:
         located = [(episode, t) for episode in episodes for t in range(len(episode))]
-        steps = rng.integers(0, store.num_steps, 50)
+        steps = rng.integers(len(located) - store.num_steps, len(located), 50)
         check_steps(store, steps, [located[step] for step in steps], plan)
 
 
@@ -86,10 +103,11 @@ def check_episode(store: expstore.Store, number: int, known: Known, plan: Plan) 
         if last is None:
             continue
         if name != "reward":
-            expected[name] = np.concatenate([known.columns[name], last[None]])
+            expected[name] = stacked([*known.columns[name], last], known.columns[name])
         if name == "reward" or len(found) > 1:
             values = [known.next_value(name, t) for t in range(len(known))]
-            expected[f"next_{name}"] = np.stack([v for v in values if v is not None])
+            given = [value for value in values if value is not None]
+            expected[f"next_{name}"] = stacked(given, known.columns[name])
     _same_arrays(flat, expected, f"episode {number}")
     row = store.filter([number]).episodes[0]
     assert row["length"] == len(known)
@@ -111,13 +129,18 @@ def check_steps(
         expected["done"] = np.bool_(offset == len(known) - 1)
         expected["has_next"] = np.bool_(all(value is not None for value in nexts.values()))
         for name, value in nexts.items():
-            zero = np.zeros_like(known.columns[name][0])
-            expected[f"next_{name}"] = zero if value is None else value
+            missing = nothing(known.columns[name])
+            expected[f"next_{name}"] = missing if value is None else value
         _same_arrays({name: flat[name][at] for name in names}, expected, f"step {steps[at]}")
 
 
-def _check_with_zarr(path: Path, expected: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Through the root, as any reader of Zarr does; returns all arrays."""
+def _check_with_zarr(
+    path: Path, expected: dict[str, NDArray[Any]], live: dict[str, int]
+) -> dict[str, NDArray[Any]]:
+    """Through the root, as any reader of Zarr does; returns all arrays.
+
+    Below its live rows an array has what was there, or fill where the file is gone.
+    """
     group = zarr.open_group(path, mode="r")
     found = {
         name: np.asarray(array[...])
@@ -125,10 +148,17 @@ def _check_with_zarr(path: Path, expected: dict[str, NDArray[Any]]) -> dict[str,
         if isinstance(array, zarr.Array)
     }
     data = {name: array for name, array in found.items() if not name.startswith(CHECKSUMS)}
-    returns = data.pop("episodes/return", None), expected.get("episodes/return")
+    known = {}
+    for name, array in expected.items():
+        rows = data.get(name, array[:0])[: live.get(name, 0)]
+        assert len(rows) == live.get(name, 0), name
+        is_gone = (rows.reshape(len(rows), -1) == 0).all(axis=1) if len(rows) else np.empty(0, bool)
+        known[name] = array.copy()
+        known[name][: len(rows)][is_gone] = 0
+    returns = data.pop("episodes/return", None), known.pop("episodes/return", None)
     if returns[0] is not None and returns[1] is not None:
         np.testing.assert_array_equal(returns[0], returns[1])  # a NaN has many spellings
-    _same_arrays(data, {n: a for n, a in expected.items() if n != "episodes/return"}, "zarr")
+    _same_arrays(data, known, "zarr")
     return found
 
 
@@ -175,6 +205,9 @@ def _same_arrays(found: dict[str, Any], expected: dict[str, Any], where: str) ->
     assert sorted(found) == sorted(expected), where
     for name, array in expected.items():
         what = f"{name} of {where}"
+        if isinstance(array, str) or array.dtype == object:
+            assert list(found[name]) == list(array), what
+            continue
         assert found[name].dtype == array.dtype, what
         assert found[name].shape == array.shape, what
         assert found[name].tobytes() == array.tobytes(), what

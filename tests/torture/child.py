@@ -46,6 +46,8 @@ class Task:
     kill_after_s: float = 0  # from its start; 0 is never
     kill_at: int = 0  # at which operation; 0 is never
     when: str = "before"  # or "half", "after"
+    capacity_steps: int | None = None
+    capacity_bytes: int | None = None
 
 
 class Journal:
@@ -71,6 +73,8 @@ class Program:
             chunk_steps=plan.chunk_steps,
             commit_interval_s=task.commit_interval_s,
             durable=task.durable,
+            capacity_steps=task.capacity_steps,
+            capacity_bytes=task.capacity_bytes,
         )
         found = self.writer.recovery
         journal.say("opened", self.writer.num_episodes, found.lost_episodes, found.lost_steps)

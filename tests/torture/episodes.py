@@ -16,6 +16,8 @@ END_REASONS = ("terminated", "truncated", "cut", "incomplete")  # spelled out: t
 SMALL = 396  # 17, 17, 1 and 5 steps: no next values, some with gaps, and final observations
 LAYOUTS = ("auto", "auto", "mapped", "coded")
 EXCEPTIONAL_REWARDS = (np.nan, np.inf)
+TEXT = "text"  # the dtype of a ragged field; its columns are arrays of str objects
+LETTERS = tuple("ab é中\n🦉")  # of one to four bytes
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Plan:
             fields["action/frame"] = ((1024,), "uint8")
         fields["reward"] = ((), "float64") if rng.random() < 0.5 else ((1,), "float32")
         fields["terminated"] = fields["truncated"] = ((), "bool")
+        if rng.random() < 0.3:
+            fields["observation/words"] = ((), TEXT)
         return Plan(
             seed,
             fields,
@@ -114,10 +118,11 @@ class Known:
     @property
     def data(self) -> dict[str, Any]:
         """What `append` is given."""
-        flat = dict(self.columns)
+        flat: dict[str, Any] = dict(self.columns)
         for name, value in self.final.items():
-            flat[name] = np.concatenate([flat[name], value[None]])
-        return _nested({**flat, **{f"next_{name}": rows for name, rows in self.following.items()}})
+            flat[name] = stacked([*flat[name], value], flat[name])
+        flat.update({f"next_{name}": rows for name, rows in self.following.items()})
+        return _nested({n: c.tolist() if c.dtype == object else c for n, c in flat.items()})
 
     def steps(self) -> Iterator[dict[str, Any]]:
         """What `EpisodeStream.add` is given, the final observation included."""
@@ -146,7 +151,7 @@ class Known:
     def total_reward(self) -> NDArray[np.float64]:
         return self.columns["reward"].astype(np.float64).sum(axis=0)
 
-    def next_value(self, name: str, t: int) -> NDArray[Any] | None:
+    def next_value(self, name: str, t: int) -> Any | None:
         """The value after step t, None where nobody said what it is."""
         if name in self.following:
             return self.following[name][t]
@@ -154,19 +159,35 @@ class Known:
             return self.columns[name][t + 1]
         return self.final.get(name)
 
-    def exceptions(self, name: str) -> list[tuple[int, bool, NDArray[Any]]]:
+    def exceptions(self, name: str) -> list[tuple[int, bool, Any]]:
         """(offset, present, value) where the next value is not the next row, and at the end."""
         rows = self.columns[name]
-        found: list[tuple[int, bool, NDArray[Any]]] = []
+        found: list[tuple[int, bool, Any]] = []
         for t in range(len(self)):
             value = self.next_value(name, t)
             if t + 1 == len(self):
-                found.append(
-                    (t, value is not None, np.zeros_like(rows[0]) if value is None else value)
-                )
-            elif value is not None and value.tobytes() != rows[t + 1].tobytes():
+                found.append((t, value is not None, nothing(rows) if value is None else value))
+            elif value is not None and bytes_of(value) != bytes_of(rows[t + 1]):
                 found.append((t, True, value))
         return found
+
+
+def bytes_of(value: Any) -> bytes:
+    """What is stored of a value."""
+    return value.encode() if isinstance(value, str) else np.asarray(value).tobytes()
+
+
+def nothing(rows: NDArray[Any]) -> Any:
+    """What is read where a column has no value."""
+    return "" if rows.dtype == object else np.zeros(rows.shape[1:], rows.dtype)
+
+
+def stacked(values: Sequence[Any], like: NDArray[Any]) -> NDArray[Any]:
+    """Values of one step each as a column."""
+    column = np.empty((len(values), *like.shape[1:]), like.dtype)
+    for t, value in enumerate(values):
+        column[t] = value
+    return column
 
 
 def observations(names: Iterable[str]) -> list[str]:
@@ -207,26 +228,32 @@ def _next_values(
     following: dict[str, NDArray[Any]] = {}
     if kind in ("final", "one final"):
         for name in observed if kind == "final" else observed[:1]:
-            final[name] = _values(rng, columns[name].shape[1:], columns[name].dtype.name)
+            final[name] = _values(rng, (1, *columns[name].shape[1:]), dtype_of(columns[name]))[0]
     elif kind in ("given", "gaps"):
         for name in observed:
-            last = _values(rng, (1, *columns[name].shape[1:]), columns[name].dtype.name)
-            following[name] = np.concatenate([columns[name][1:], last])
+            rows, dtype = columns[name], dtype_of(columns[name])
+            last = _values(rng, (1, *rows.shape[1:]), dtype)
+            following[name] = np.concatenate([rows[1:], last])
             if kind == "gaps":
-                at = rng.random(len(columns[name])) < 0.3
-                following[name][at] = _values(rng, columns[name].shape, columns[name].dtype.name)[
-                    at
-                ]
+                at = rng.random(len(rows)) < 0.3
+                following[name][at] = _values(rng, rows.shape, dtype)[at]
     # The first episode decides which fields besides observations have next values.
     if plan.has_next_reward and (number == 0 or rng.random() < 0.5):
         following["reward"] = columns["reward"] + columns["reward"].dtype.type(1)
     return final, following
 
 
+def dtype_of(column: NDArray[Any]) -> str:
+    return TEXT if column.dtype == object else column.dtype.name
+
+
 def _values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """Any bits, NaNs and denormals included; booleans are 0 or 1."""
+    """Any bits, NaNs and denormals included; booleans are 0 or 1, texts may be empty."""
     if dtype == "bool":
         return rng.random(shape) < 0.5
+    if dtype == TEXT:
+        letters = [rng.integers(len(LETTERS), size=size) for size in rng.integers(0, 9, shape)]
+        return np.array(["".join(LETTERS[i] for i in row) for row in letters], object)
     kind = np.dtype(dtype)
     num_bytes = int(np.prod(shape)) * kind.itemsize
     return np.frombuffer(rng.bytes(num_bytes), kind).reshape(shape).copy()
@@ -247,10 +274,13 @@ def expected_arrays(plan: Plan, episodes: Sequence[Known]) -> dict[str, NDArray[
     """Every array of a store by path, except the checksums, which `verify` recomputes."""
     lengths = np.array([len(episode) for episode in episodes], "<i8")
     starts = np.cumsum([0, *lengths])[:-1].astype("<i8")
-    arrays: dict[str, NDArray[Any]] = {
-        f"steps/{name}": _joined([e.columns[name] for e in episodes], shape, dtype)
-        for name, (shape, dtype) in plan.fields.items()
-    }
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, (shape, dtype) in plan.fields.items():
+        columns = [e.columns[name] for e in episodes]
+        if dtype == TEXT:
+            arrays.update(_text_arrays(f"steps/{name}", [v for rows in columns for v in rows]))
+        else:
+            arrays[f"steps/{name}"] = _joined(columns, shape, dtype)
     arrays["steps/done"] = np.zeros(lengths.sum(), bool)
     arrays["steps/done"][starts + lengths - 1] = True
     arrays["steps/episode"] = np.repeat(np.arange(len(episodes)), lengths)
@@ -277,11 +307,49 @@ def _next_arrays(
         for episode, start in zip(episodes, starts, strict=True)
         for offset, present, value in episode.exceptions(name)
     ]
-    return {
+    values, (shape, dtype) = [value for _, _, value in found], plan.fields[name]
+    arrays = {
         f"next/{name}/step": np.array([step for step, _, _ in found], "<i8"),
         f"next/{name}/present": np.array([present for _, present, _ in found], bool),
-        f"next/{name}/value": _joined([value[None] for _, _, value in found], *plan.fields[name]),
     }
+    if dtype == TEXT:
+        return {**arrays, **_text_arrays(f"next/{name}/value", values)}
+    return {**arrays, f"next/{name}/value": stacked(values, np.empty((0, *shape), dtype))}
+
+
+def _text_arrays(path: str, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
+    encoded = [text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)])[1:].astype("<i8")
+    return {f"{path}/values": np.frombuffer(b"".join(encoded), "u1"), f"{path}/end": ends}
+
+
+def live_ranges(
+    plan: Plan, arrays: dict[str, NDArray[Any]], first: int
+) -> dict[str, tuple[int, int]]:
+    """The live range of every dimension where episode `first` is the oldest that is held.
+
+    Args:
+        arrays: what `expected_arrays` says of all episodes that ever were, at least one.
+    """
+    step = int(arrays["episodes/start"][first])
+    ranges = {
+        "step": (step, len(arrays["steps/done"])),
+        "episode": (first, len(arrays["episodes/start"])),
+        "episode/metadata/values": _elements(arrays, "episodes/metadata", first),
+    }
+    for name in plan.next_fields:
+        steps = arrays[f"next/{name}/step"]
+        ranges[f"next/{name}"] = int((steps < step).sum()), len(steps)
+    for name in (n for n, (_, dtype) in plan.fields.items() if dtype == TEXT):
+        ranges[f"{name}/values"] = _elements(arrays, f"steps/{name}", step)
+        row, _ = ranges[f"next/{name}"]
+        ranges[f"next/{name}/values"] = _elements(arrays, f"next/{name}/value", row)
+    return ranges
+
+
+def _elements(arrays: dict[str, NDArray[Any]], path: str, row: int) -> tuple[int, int]:
+    """Which elements a ragged array has from a row on."""
+    return int(arrays[f"{path}/end"][row - 1]) if row else 0, len(arrays[f"{path}/values"])
 
 
 def _joined(parts: list[NDArray[Any]], shape: tuple[int, ...], dtype: str) -> NDArray[Any]:

@@ -23,7 +23,7 @@ from tests.torture.episodes import Chunks
 # Calls that change something. `open` counts where it may create or write.
 CALLS = (
     *("makedirs", "open", "ftruncate", "pwrite", "write", "fsync", "replace", "unlink"),
-    *("truncate", "close"),
+    *("truncate", "close", "rmdir"),
 )
 
 
@@ -226,4 +226,5 @@ def small_chunks(chunks: Chunks) -> Iterator[None]:
         patch.setattr(layout, "inner_rows", lambda row_bytes: chunks.inner_rows)
         patch.setattr(layout, "PAGE_BYTES", chunks.page_bytes)
         patch.setattr(mapped, "WRITE_BYTES", chunks.write_bytes)
+        patch.setattr(mapped, "DIRECT_BYTES", min(mapped.DIRECT_BYTES, chunks.write_bytes))
         yield

@@ -1,4 +1,7 @@
-"""A writer that runs for a while beside its readers: `python -m tests.torture.live PATH SEED S`."""
+"""A writer that runs for a while beside its readers.
+
+`python -m tests.torture.live PATH SEED SECONDS [CAPACITY_STEPS]`
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from tests.torture.episodes import Plan, known_episode
 from tests.torture.faults import small_chunks
 
 
-def write(path: str, seed: int, seconds: float) -> None:
+def write(path: str, seed: int, seconds: float, capacity_steps: int | None = None) -> None:
     """Append, stream, discard and commit at irregular moments; every episode is known."""
     plan, rng = Plan.of(seed), np.random.default_rng(seed)
     end = time.monotonic() + seconds
@@ -23,6 +26,7 @@ def write(path: str, seed: int, seconds: float) -> None:
             chunk_steps=plan.chunk_steps,
             commit_interval_s=0.03,
             durable=False,
+            capacity_steps=capacity_steps,
         )
         while time.monotonic() < end:
             known = known_episode(seed, writer.num_episodes)
@@ -41,4 +45,4 @@ def write(path: str, seed: int, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    write(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    write(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), *map(int, sys.argv[4:]))

@@ -12,6 +12,8 @@ import numpy as np
 
 from tests.torture.check import Found, check_store
 from tests.torture.child import NEVER_S, Task
+from tests.torture.episodes import Plan
+from tests.torture.eviction import Limits, check_eviction
 from tests.torture.nursery import Nursery, journal_of
 
 MOST_STEPS = 3000  # then a store has had its rounds: checking it takes too long
@@ -33,6 +35,9 @@ class Tally:
     episodes_lost: int = 0  # appended but not committed, as `Recovery` said
     episodes_read: int = 0  # over all checks
     checks_that_found_lagging_arrays: int = 0
+    stores_that_evicted: int = 0
+    episodes_evicted: int = 0
+    files_evicted: int = 0
     kills_before_the_store_existed: int = 0
     kills_before_the_schema_was_committed: int = 0
 
@@ -107,12 +112,14 @@ class History:
         self.tally = Tally(stores=1)
         self._journals = directory
         self._sample = sample
-        self._found = Found(0, 0, -1, 0)
+        self._found = Found(0, 0, 0, -1, 0)
         self._round = 0
+        self._limits = random_limits(seed)
+        self.num_files_evicted = 0
 
     def play(self, nursery: Nursery) -> Found:
         """One round: a writer, its end, the check."""
-        task = random_task(self.path, self._journals, self.seed, self._round)
+        task = random_task(self.path, self._journals, self.seed, self._round, self._limits)
         self._round += 1
         status = nursery.run(task)
         before, commits_in_append = self._found, task.commit_interval_s < NEVER_S
@@ -120,6 +127,12 @@ class History:
         found = check_store(self.path, self.seed, self.state.allowed, sample=self._sample)
         assert found.commit >= before.commit, (found, before)
         self.state.found(found.num_episodes)
+        if found.commit >= 0:
+            is_closed = not status and task.leave == "close"
+            limits = Limits(task.capacity_steps, task.capacity_bytes)
+            self.num_files_evicted = check_eviction(
+                self.path, self.seed, limits, before, found, is_closed=is_closed
+            )
         self._count(task, status, found)
         self._found = found
         return found
@@ -140,14 +153,25 @@ class History:
         tally.episodes_read += found.num_episodes
         tally.episodes_lost += (self.state.lost or (0, 0))[0]
         tally.checks_that_found_lagging_arrays += found.num_lagging > 0
+        tally.stores_that_evicted += found.first_episode > 0 == before.first_episode
+        tally.episodes_evicted += found.first_episode - before.first_episode
 
     @property
     def is_long(self) -> bool:
         return self._found.num_steps > MOST_STEPS
 
 
-def random_task(path: Path, journals: Path, seed: int, number: int) -> Task:
-    """What the writer of a round does and when it dies."""
+def random_limits(seed: int) -> Limits:
+    """Those that most writers of a store have."""
+    return Limits.random(np.random.default_rng([seed, 3]), Plan.of(seed))
+
+
+def random_task(path: Path, journals: Path, seed: int, number: int, usual: Limits) -> Task:
+    """What the writer of a round does and when it dies.
+
+    Args:
+        usual: limits of the store's writers; one in ten has others.
+    """
     rng = np.random.default_rng([seed, number, 1])
     moves = [str(move) for move in rng.choice(MOVES, int(rng.integers(1, 80)), p=SHARES)]
     interval_s = float(rng.choice([0.0, 0.002, 0.02, NEVER_S, NEVER_S]))
@@ -160,6 +184,7 @@ def random_task(path: Path, journals: Path, seed: int, number: int) -> Task:
             kill_at = int(np.exp(rng.uniform(0, np.log(300))))
         case "moment":
             kill_after_s = float(rng.uniform(0.001, 0.5))
+    limits = usual if rng.random() < 0.9 else Limits.random(rng, Plan.of(seed))
     return Task(
         path=str(path),
         journal=str(journals / f"journal-{number}"),
@@ -173,6 +198,8 @@ def random_task(path: Path, journals: Path, seed: int, number: int) -> Task:
         kill_at=kill_at,
         when=str(rng.choice(["before", "half", "after"])),
         kill_after_s=kill_after_s,
+        capacity_steps=limits.capacity_steps,
+        capacity_bytes=limits.capacity_bytes,
     )
 
 
@@ -210,6 +237,7 @@ def play_history(
         except Exception as error:
             where = f"seed {seed}, round {history.tally.rounds}, in {history.path}"
             raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
+    history.tally.files_evicted += history.num_files_evicted
     if not keep:
         shutil.rmtree(home)
     rest = num_rounds - history.tally.rounds
