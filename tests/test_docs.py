@@ -44,6 +44,7 @@ def run_python(text: str, namespace: dict[str, Any], what: str, line: int) -> st
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile("\n" * line + text, what, "exec"), namespace)
+    assert not re.search(r"^\s*\)  # ", text, re.MULTILINE), f"{what}, line {line}: broken print"
     promised = re.findall(r"^ *print\(.*\)  # (.*)$", text, re.MULTILINE)
     if promised:
         assert printed.getvalue().splitlines() == promised, f"printed by {what}, line {line}"
