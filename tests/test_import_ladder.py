@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 # modules of `storage`, lowest first; each may import those of earlier lines only
 STORAGE = (
     ("layout",),
-    ("files", "parallel"),
+    ("files", "parallel", "row_kernels"),
     ("protocols", "mapping"),
     ("mapped", "coded", "ragged", "boundaries", "holding", "tombstones"),
     ("undecided",),
@@ -78,6 +78,7 @@ LAZY = ("h5py", "pyarrow", "gymnasium", "minari", "torchrl", "tensordict", "numb
 TOP_LEVEL = {
     "kernels": ("numba",),
     "tree_kernels": ("numba",),
+    "row_kernels": ("numba",),
     "torchrl": ("torchrl",),  # its classes are the base of ours
 }
 

@@ -28,6 +28,8 @@ from expstore.storage.parallel import ONE, Threads, parts_of
 MAX_MAPS = 30_000  # of the 65,530 that a Linux process may hold
 CHUNKS_KEPT = 64  # files mapped at once by a column that is read file by file
 SPLIT_BYTES = 1 << 20  # rows of a batch are copied by several threads from this size on
+STREAMED_BYTES = 24 << 20  # rows of a batch that no cache holds
+STREAMED_ROW_BYTES = 4096  # least size of such a row
 RESERVED_BYTES = 64 << 30  # least address space of a column, so that it can grow in place
 
 
@@ -73,13 +75,13 @@ class MappedColumn:
     ) -> NDArray[Any]:
         """Copy rows, all within `start` to `stop`, in any order into `out`."""
         array = self.whole(start, stop)
-        if array is not None and (threads.num_threads == 1 or out.nbytes < SPLIT_BYTES):
-            # Without mode="clip" numpy copies into a buffer first: four times slower.
-            return array.take(rows, axis=0, out=out, mode="clip")
         if array is not None:
-            parts = parts_of(len(rows), threads.num_threads)
-            copy = partial(array.take, axis=0, mode="clip")
-            threads.run([partial(copy, rows[part], out=out[part]) for part in parts])
+            copy = _copier(array, out)
+            if threads.num_threads == 1 or out.nbytes < SPLIT_BYTES:
+                copy(rows, out=out)
+            else:
+                parts = parts_of(len(rows), threads.num_threads)
+                threads.run([partial(copy, rows[part], out=out[part]) for part in parts])
             return out
         chunks = rows // self.layout.chunk_rows
         for chunk in np.unique(chunks).tolist():
@@ -159,6 +161,33 @@ class MappedColumn:
             if len(self._chunks) > CHUNKS_KEPT:
                 self._chunks.popitem(last=False)
             return array
+
+
+def _copier(array: NDArray[Any], out: NDArray[Any]) -> Callable[..., Any]:
+    """What copies rows of `array` into `out` fastest: called with (rows, out=...).
+
+    A compiled loop takes half the time of memmove where the batch is larger than the caches, and
+    nearly twice its time where it is not (AMD EPYC, rows of 4 to 100 KiB).
+    """
+    row_bytes = array.strides[0]
+    if out.nbytes < STREAMED_BYTES or row_bytes < STREAMED_ROW_BYTES or row_bytes % 8:
+        # Without mode="clip" numpy copies into a buffer first: four times slower.
+        return partial(array.take, axis=0, mode="clip")
+    if not out.flags.c_contiguous or array.ctypes.data % 8 or out.ctypes.data % 8:
+        return partial(array.take, axis=0, mode="clip")
+    words = _as_words(array)
+
+    def copy(rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        from expstore.storage.row_kernels import copy_rows
+
+        copy_rows(words, rows, _as_words(out))
+
+    return copy
+
+
+def _as_words(rows: NDArray[Any]) -> NDArray[np.uint64]:
+    """Contiguous rows (n, *shape) as (n, words)."""
+    return rows.reshape(len(rows), -1).view(np.uint64)
 
 
 class _Range:

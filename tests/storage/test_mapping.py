@@ -14,6 +14,7 @@ import expstore
 from expstore.errors import DamagedError
 from expstore.storage import files, mapping
 from expstore.storage.mapping import MappedColumn
+from expstore.storage.parallel import Threads
 from tests.storage.made import assert_same, writer
 
 ROWS = 1024  # of a chunk: the least that fills a page with float32
@@ -281,3 +282,28 @@ def test_a_writer_does_not_go_on_in_a_file_of_another_size(tmp_path):
     with pytest.raises(DamagedError, match=r"c\.0 must have 4096 bytes, got 4095; run expstore"):
         append(tmp_path / "a.exp", 10)
     assert expstore.open(tmp_path / "a.exp").num_steps == 10
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize(
+    "shape, dtype", [((2, 3), "f8"), ((16,), "u1"), ((3,), "u1"), ((4,), "i2")]
+)
+def test_batches_that_no_cache_holds_are_copied_alike(
+    tmp_path, monkeypatch, shape, dtype, num_threads
+):
+    pytest.importorskip("numba")
+    rows = np.random.default_rng(0).integers(0, 255, (9000, *shape)).astype(dtype)
+    with writer(tmp_path / "a.exp", layout="mapped", chunk_steps=1) as out:
+        out.append({"x": rows})
+    monkeypatch.setattr(mapping, "STREAMED_BYTES", 1)
+    monkeypatch.setattr(mapping, "STREAMED_ROW_BYTES", 1)
+    monkeypatch.setattr(mapping, "SPLIT_BYTES", 1)
+    found = column(expstore.open(tmp_path / "a.exp"))
+    steps = np.random.default_rng(1).integers(0, 9000, 777)
+    out = np.empty((777, *shape), dtype)
+    found.take(steps, out, 0, 9000, Threads(num_threads))
+    assert_same(out, rows[steps])
+    strided = np.zeros((777, 2, *shape), dtype)
+    found.take(steps, strided[:, 1], 0, 9000)
+    assert_same(strided[:, 1], rows[steps])
+    assert not strided[:, 0].any()
