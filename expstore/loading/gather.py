@@ -31,6 +31,7 @@ class Gather:
         self.fields = fields
         self.threads = Threads(num_threads or min(4, os.cpu_count() or 1))
         self._ragged = [name for name, field in fields.items() if field.ragged]
+        self._field_of = {**fields, **{f"{name}/values": fields[name] for name in self._ragged}}
         self._buffers = Buffers()
         self._layouts: dict[tuple[int, tuple[str, ...] | None], Packed] = {}
 
@@ -58,13 +59,11 @@ class Gather:
         for name in self._ragged if names is None else set(self._ragged).intersection(names):
             rows = store.read_ragged(name, flat)
             out[f"{name}/values"], out[f"{name}/length"] = rows.padded(), rows.lengths
+        shape = steps.shape
         return {
-            name: as_tensor(array, self._field_of(name)).view(*steps.shape, *array.shape[1:])
+            name: as_tensor(array.reshape(shape + array.shape[1:]), self._field_of.get(name))
             for name, array in out.items()
         }
-
-    def _field_of(self, name: str) -> Field | None:
-        return self.fields.get(name, self.fields.get(name.removesuffix("/values")))
 
     def __reduce__(self) -> Any:
         return Gather, (self.fields, self.threads.num_threads)

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -314,10 +314,10 @@ class Replay:
                 self._reader = BatchReader(self.store, self.unit, self._fields, self._num_threads)
         spans = self._drawn_from(self.store)
         draw = self.sampler.draw(spans, self.batch_size, self.seed)
+        anchors = draw.anchors
         if spans is not self.store.spans:
-            positions = self.store.spans.positions_of(spans.steps_at(draw.anchors))
-            draw = replace(draw, anchors=positions)
-        draw = replace(draw, seed=self.seed, number=self._num_draws)
+            anchors = self.store.spans.positions_of(spans.steps_at(anchors))
+        draw = Draw(anchors, draw.probability, draw.weight, self.seed, self._num_draws)
         self._num_draws += 1
         return Drawn(self.store, draw)
 

@@ -34,15 +34,21 @@ def encode(rows: NDArray[Any]) -> bytes:
     return data + files.crc32c(data).to_bytes(4, "little")
 
 
-def decode(data: NDArray[np.uint8], out: NDArray[Any], what: str) -> None:
-    """Fill `out`, a whole inner chunk in C order, from its stored form."""
+def decode(data: NDArray[np.uint8], out: NDArray[Any], path: Path, chunk: int) -> None:
+    """Fill `out`, a whole inner chunk in C order, from its stored form.
+
+    Raises:
+        DamagedError: it cannot be; the shard at `path` and the chunk's number in it are named.
+    """
     body = data[:-4]
     if len(data) < 4 or files.crc32c(body) != int.from_bytes(data[-4:].tobytes(), "little"):
-        raise DamagedError(f"{what} fails its checksum; run expstore verify")
+        raise DamagedError(f"inner chunk {chunk} of {path} fails its checksum; run expstore verify")
     try:
         zstd.decompress(body, out.reshape(-1).view(np.uint8))
     except (RuntimeError, ValueError) as error:
-        raise DamagedError(f"{what} cannot be decoded: {error}; run expstore verify") from error
+        raise DamagedError(
+            f"inner chunk {chunk} of {path} cannot be decoded: {error}; run expstore verify"
+        ) from error
 
 
 class CodedAppender:
@@ -134,7 +140,8 @@ class CodedAppender:
             # Of another chunk than the growing one: its rows are in an encoded chunk.
             encoded = self._stored_chunks(shard, -(-rest // layout.inner_rows)) if rest else []
             if tail_rows:
-                decode(np.frombuffer(encoded.pop(), np.uint8), self._tail, str(self._path(shard)))
+                last = np.frombuffer(encoded.pop(), np.uint8)
+                decode(last, self._tail, self._path(shard), num_chunks)
             self._encoded = encoded
         self._shard, self.num_rows = shard, num_rows
         self._shards = {s: path for s, path in self._shards.items() if s < shard}
@@ -322,7 +329,7 @@ class CodedColumn:
     def _decode(self, chunk: int, out: NDArray[Any], stop: int) -> None:
         number, within = divmod(chunk, self.layout.chunks_per_shard)
         shard = self._shard(number, stop)
-        decode(shard.chunk(within), out, f"inner chunk {within} of {shard.path}")
+        decode(shard.chunk(within), out, shard.path, within)
         with self._lock:
             self.num_decoded += 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -18,14 +19,21 @@ class Threads:
         self._process = 0
 
     def run(self, calls: Sequence[Callable[[], Any]]) -> None:
-        """Make all calls, the first one in this thread; the first error is raised at the end."""
+        """Make all calls, in this thread and others, each taking the next one when it is free.
+
+        After an error, calls that nobody has begun are left out; it is raised at the end.
+        """
         if self.num_threads == 1 or len(calls) < 2:
             for call in calls:
                 call()
             return
-        others = [self._helpers().submit(call) for call in calls[1:]]
+        waiting = deque(calls)
+        others = [
+            self._helpers().submit(_work_off, waiting)
+            for _ in range(min(self.num_threads, len(calls)) - 1)
+        ]
         try:
-            calls[0]()
+            _work_off(waiting)
         finally:
             for other in others:
                 other.exception()  # waits: nobody may write into the caller's arrays later
@@ -40,6 +48,20 @@ class Threads:
 
     def __reduce__(self) -> Any:
         return Threads, (self.num_threads,)
+
+
+def _work_off(waiting: deque[Callable[[], Any]]) -> None:
+    """Make calls until none is left, or, for all threads, until one fails."""
+    while True:
+        try:
+            call = waiting.popleft()
+        except IndexError:
+            return
+        try:
+            call()
+        except BaseException:
+            waiting.clear()
+            raise
 
 
 ONE = Threads(1)

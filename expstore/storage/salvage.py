@@ -289,7 +289,7 @@ def salvaged_shard(path: Path, layout: ArrayLayout, num_rows: int) -> list[bytes
 
 def _can_be_decoded(data: NDArray[np.uint8], out: NDArray[Any]) -> bool:
     try:
-        decode(data, out, "an inner chunk")
+        decode(data, out, Path(), 0)
     except DamagedError:
         return False
     return True
