@@ -19,7 +19,7 @@ from expstore.errors import EvictedError, SchemaError, StateError, StepRangeErro
 from expstore.loading.batch import Batch
 from expstore.loading.reader import BatchReader
 from expstore.loading.saved import check_priorities, directory_of, has_grown
-from expstore.loading.units import Step, Unit, base_of, check_unit
+from expstore.loading.units import Step, Unit, as_count, base_of, check_unit
 from expstore.sampling.draw import Draw, Sampler, as_seed
 from expstore.sampling.mixture import Mixture
 from expstore.sampling.priority import reduce_priorities
@@ -31,7 +31,7 @@ from expstore.storage.priorities import check_set_name, load_state, save_state
 from expstore.storage.store import Store
 
 STATE_VERSION = 1
-SAME = ("version", "batch_size", "unit")  # what a state and who loads it must agree on
+SAME = ("version", "batch_size", "unit", "starts")  # what a state and who loads it must agree on
 
 
 class Replay:
@@ -96,11 +96,9 @@ class Replay:
         priorities_path: str | os.PathLike[str] | None = None,
     ) -> None:
         check_loader(store, unit)
-        for name, value, least in (("batch_size", batch_size, 1), ("prefetch", prefetch, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise SchemaError(f"{name} must be an integer of at least {least}, got {value!r}")
+        check_sampler(sampler)
         self.store = store
-        self.batch_size = batch_size
+        self.batch_size = as_count("batch_size", batch_size)
         self.unit = unit if unit is not None else Step()
         self.sampler = sampler if sampler is not None else Uniform()
         if isinstance(self.sampler, Mixture):
@@ -111,7 +109,7 @@ class Replay:
         self._fields = None if fields is None else list(fields)
         self._num_threads = num_threads
         self._reader = BatchReader(store, self.unit, self._fields, num_threads)
-        self._prefetch = prefetch
+        self._prefetch = as_count("prefetch", prefetch, least=0)
         if starts not in ("all", "full"):
             raise SchemaError(f'starts must be "all" or "full", got {starts!r}')
         self._starts = starts
@@ -119,6 +117,7 @@ class Replay:
         self._num_draws = 0
         self._ahead: deque[tuple[Drawn, Future[Batch] | None]] = deque()  # None: not begun
         self._thread = ThreadPoolExecutor(1, "expstore-replay") if prefetch else None
+        self._is_closed = False
         self._lock = threading.Lock()
         self._priorities = priorities
         self._sets = directory_of(store, priorities_path)
@@ -130,6 +129,7 @@ class Replay:
 
         Raises:
             StepRangeError: the store holds no steps.
+            StateError: the Replay was closed.
         """
         while True:
             try:
@@ -250,6 +250,7 @@ class Replay:
                 "seed": self.seed,
                 "batch_size": self.batch_size,
                 "unit": repr(self.unit),
+                "starts": self._starts,
                 "sampler": self.sampler.state_dict(),
                 "num_draws": self._num_draws,
                 "ahead": [drawn.to_state() for drawn, _ in self._ahead],
@@ -287,12 +288,22 @@ class Replay:
         self.close()
 
     def close(self) -> None:
-        """End the thread that reads ahead; the end of a `with` block calls it."""
-        self._drop_ahead()
+        """End the thread that reads ahead; the end of a `with` block calls it.
+
+        Nothing can be sampled afterwards; states and priorities can still be saved.
+        """
+        self._is_closed = True
+        if self._prefetch:
+            with self._lock:  # what was read ahead is still the next, for `state_dict`
+                for _, reading in self._ahead:
+                    if reading is not None:
+                        reading.cancel()
         if self._thread is not None:
             self._thread.shutdown(wait=True)
 
     def _next_batch(self) -> Batch:
+        if self._is_closed:
+            raise StateError("this Replay was closed; make another one to go on sampling")
         with self._lock:  # draws are made one after the other, whoever asks
             while len(self._ahead) <= self._prefetch:
                 drawn = self._draw()
@@ -411,6 +422,12 @@ def check_loader(store: Any, unit: Any) -> None:
     base = base_of(unit)
     if isinstance(base, Sequence) and store.fields:
         base.boundaries_in(store)  # an unknown done_key
+
+
+def check_sampler(sampler: Any) -> None:
+    """Refuse what is no sampler now, and not at the first batch."""
+    if sampler is not None and (isinstance(sampler, type) or not hasattr(sampler, "draw")):
+        raise SchemaError(f"sampler must be Uniform(), Prioritized() or the like, got {sampler!r}")
 
 
 def check_state(state: Any, own: dict[str, Any], same: tuple[str, ...]) -> None:

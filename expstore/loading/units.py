@@ -130,10 +130,10 @@ def check_once(layer: Layer) -> None:
         raise SchemaError(f"{kind.__name__} is around another {kind.__name__}; leave one out")
 
 
-def as_count(name: str, value: Any) -> int:
-    """An integer of at least 1."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 1:
-        raise SchemaError(f"{name} must be an integer of at least 1, got {value!r}")
+def as_count(name: str, value: Any, least: int = 1) -> int:
+    """An integer of at least `least`, also one of numpy's."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
+        raise SchemaError(f"{name} must be an integer of at least {least}, got {value!r}")
     return operator.index(value)
 
 

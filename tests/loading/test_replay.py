@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -560,3 +561,40 @@ def test_a_loaders_seed_of_numpy_is_one_of_pythons(tmp_path: Path):
     loaders = [expstore.sequence_loader(dataset, seed=seed, **how) for seed in (np.int64(7), 7)]
     assert equal(*(next(iter(loader)) for loader in loaders))
     assert json.loads(json.dumps(loaders[0].state_dict())) == loaders[1].state_dict()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_closed_replay_says_so_and_its_state_still_continues(tmp_path: Path, prefetch: int):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+    replay, other = (expstore.Replay(store, 8, prefetch=prefetch) for _ in range(2))
+    with replay:
+        replay.sample()
+    with pytest.raises(StateError, match="closed"):
+        replay.sample()
+    other.load_state_dict(replay.state_dict())
+    expected = expstore.Replay(store, 8)
+    expected.sample()
+    with other:
+        assert torch.equal(other.sample().info.index, expected.sample().info.index)
+
+
+def test_a_state_with_other_starts_is_refused(tmp_path: Path):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+    unit = expstore.Sequence(length=2)
+    state = expstore.Replay(store, 8, unit=unit, starts="full").state_dict()
+    with pytest.raises(StateError, match="starts was full"):
+        expstore.Replay(store, 8, unit=unit).load_state_dict(state)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+    with expstore.Replay(store, np.int64(8), prefetch=np.int32(1)) as replay:
+        assert replay.sample().info.index.shape == (8,)
+        assert type(replay.state_dict()["batch_size"]) is int
+
+
+@pytest.mark.parametrize("sampler", ["uniform", expstore.Uniform, 3])
+def test_what_is_no_sampler_is_refused_at_once(tmp_path: Path, sampler: Any):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+    with pytest.raises(SchemaError, match="sampler must be"):
+        expstore.Replay(store, 8, sampler=sampler)
