@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expstore.episode import END_REASONS
-from expstore.errors import DamagedError
+from expstore.errors import DamagedError, FieldNotFoundError
 from expstore.storage import files
 from expstore.storage.layout import EPISODE, METADATA_VALUES, NO_SEED
 from expstore.storage.protocols import Appender, Column
@@ -228,7 +228,15 @@ class EpisodeRow(Mapping[str, Any]):
             return self._values[key]
         if self._metadata is None:  # parsed only when something asks for it
             self._metadata = self._load()
-        return self._metadata if key == "metadata" else self._metadata[key]
+        if key == "metadata":
+            return self._metadata
+        try:
+            return self._metadata[key]
+        except KeyError:
+            raise FieldNotFoundError(
+                f"episode {self._values['number']} has no {key!r}; it has "
+                f"{', '.join(self)}: use .get({key!r}) where not every episode has it"
+            ) from None
 
     def __iter__(self) -> Iterator[str]:
         yield from {**self._values, **self["metadata"]}

@@ -120,6 +120,7 @@ class Writer:
         lock: bool = True,
     ) -> None:
         _check_sizes(chunk_steps, expected_steps, commit_interval_s)
+        _check_layouts(layout)
         self.path = absolute(path)
         self.casts: dict[str, int] = {}  # field -> rows that were cast
         self._cast = cast
@@ -439,11 +440,6 @@ class Writer:
             name: asked.get(name, "auto") if isinstance(asked, Mapping) else asked
             for name in schema.fields
         }
-        for name, layout in chosen.items():
-            if layout not in LAYOUTS:
-                raise SchemaError(
-                    f"layout of field {name!r} must be one of {', '.join(LAYOUTS)}, got {layout!r}"
-                )
         asked_for = {n: replace(f, layout=chosen[n]) for n, f in schema.fields.items()}
         return Schema(
             {
@@ -584,6 +580,17 @@ def _check_same_schema(ours: Schema, asked: Schema | None) -> None:
             raise SchemaError(
                 f"field {name!r} is {kept} in the store and {wanted} in the given schema; leave "
                 "schema= out to append to this store, or write to a new one"
+            )
+
+
+def _check_layouts(layout: Any) -> None:
+    of_fields = layout.items() if isinstance(layout, Mapping) else (("", layout),)
+    for name, value in of_fields:
+        if value not in LAYOUTS:
+            what = f"layout of field {name!r}" if name else "layout"
+            raise SchemaError(
+                f"{what} must be one of {', '.join(LAYOUTS)}, got {value!r}"
+                + ("" if name else "; or give a dict of one for each field")
             )
 
 

@@ -780,12 +780,12 @@ def test_a_layout_for_a_field_that_is_not_there_is_refused(tmp_path):
         opened.append({"x": [1]})
 
 
-def test_an_unknown_layout_is_refused(tmp_path):
-    with (
-        writer(tmp_path / "a.exp", layout={"x": "zipped"}) as opened,
-        pytest.raises(SchemaError, match=r"layout of field 'x' must be one of .*, got 'zipped'"),
-    ):
-        opened.append({"x": [1]})
+@pytest.mark.parametrize("layout", ["zipped", {"x": "zipped"}])
+def test_an_unknown_layout_is_refused_at_once(tmp_path, layout):
+    what = "layout of field 'x'" if isinstance(layout, dict) else "layout"
+    with pytest.raises(SchemaError, match=rf"^{what} must be one of .*, got 'zipped'"):
+        writer(tmp_path / "a.exp", layout=layout)
+    assert not (tmp_path / "a.exp").exists()
 
 
 def test_a_schema_that_is_given_is_there_before_the_first_episode(tmp_path):

@@ -248,11 +248,8 @@ def test_the_layout_of_each_field_can_be_asked_for(tmp_path: Path):
         writer.append(data)
     fields = expstore.open(tmp_path / "a.exp").fields
     assert {name: f.layout for name, f in fields.items()} == layout
-    with (
-        expstore.Writer(tmp_path / "b.exp", layout={"reward": "zip"}) as writer,
-        pytest.raises(SchemaError, match="layout of field 'reward' must be one of"),
-    ):
-        writer.append(data)
+    with pytest.raises(SchemaError, match="layout of field 'reward' must be one of"):
+        expstore.Writer(tmp_path / "b.exp", layout={"reward": "zip"})
 
 
 def test_a_big_episode_is_decided_before_the_commit(tmp_path: Path):

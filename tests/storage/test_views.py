@@ -461,3 +461,11 @@ def test_a_fixed_view_may_be_part_of_a_union_until_something_new_comes(tmp_path:
     store(tmp_path / "a.exp", episode(2))
     with pytest.raises(SchemaError, match="a view by mask or by numbers"):
         both.latest()
+
+
+def test_a_column_that_no_episode_has_is_named(tmp_path):
+    with writer(tmp_path / "a.exp") as out:
+        out.append({"x": [1]}, policy="sac")
+    opened = expstore.open(tmp_path / "a.exp")
+    with pytest.raises(FieldNotFoundError, match=r"episode 0 has no 'retrun'; it has .*policy"):
+        opened.filter(lambda episode: episode["retrun"] > 0).num_steps  # noqa: B018
