@@ -245,6 +245,7 @@ class CodedColumn:
         self._live_start = live_start
         self.num_decoded = 0
         self._lock = threading.Lock()
+        self._of_thread = threading.local()
         self._shards: OrderedDict[int, Shard] = OrderedDict()
 
     def take(
@@ -312,19 +313,22 @@ class CodedColumn:
 
     def _fill(self, pieces: list[Piece], out: NDArray[Any], stop: int) -> None:
         inner = self.layout.inner_rows
-        scratch = None
         for piece in pieces:
             whole = next((place for _, count, place in piece.copies if count == inner), None)
-            if whole is not None:
-                decoded = out[whole : whole + inner]
-            else:
-                if scratch is None:
-                    scratch = np.empty((inner, *self.layout.row_shape), self.layout.dtype)
-                decoded = scratch
+            decoded = self._scratch() if whole is None else out[whole : whole + inner]
             self._decode(piece.chunk, decoded, stop)
             for first, count, place in piece.copies:
                 if place != whole:
                     out[place : place + count] = decoded[first : first + count]
+
+    def _scratch(self) -> NDArray[Any]:
+        """Room for one inner chunk, of this thread; fresh memory would be faulted in anew."""
+        try:
+            scratch: NDArray[Any] = self._of_thread.scratch
+        except AttributeError:
+            shape = (self.layout.inner_rows, *self.layout.row_shape)
+            scratch = self._of_thread.scratch = np.empty(shape, self.layout.dtype)
+        return scratch
 
     def _decode(self, chunk: int, out: NDArray[Any], stop: int) -> None:
         number, within = divmod(chunk, self.layout.chunks_per_shard)
