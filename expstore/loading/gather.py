@@ -117,12 +117,14 @@ class Buffers:
 class _Loan:
     """Owner of an array's memory as numpy sees it; gives the memory back when it dies."""
 
+    _most = KEPT_BUFFERS  # at the end of the interpreter, the module's own names are gone
+
     def __init__(self, memory: NDArray[np.uint8], free: list[NDArray[np.uint8]]) -> None:
         self._memory, self._free = memory, free
         self.__array_interface__ = memory.__array_interface__
 
     def __del__(self) -> None:
-        if len(self._free) < KEPT_BUFFERS:
+        if len(self._free) < self._most:
             self._free.append(self._memory)
 
 
