@@ -38,6 +38,8 @@ def ingest_from(
     policy: str | Policy | None = None,
     max_episode_steps: int | None = None,
     infos: bool = False,
+    keep_encoded: bool = False,
+    done_mode: int | None = None,
     cast: bool = False,
     layout: str | Mapping[str, str] = "auto",
     progress: Callable[[IngestProgress], None] | None = None,
@@ -57,7 +59,11 @@ def ingest_from(
         policy: for `gym:`, "random" (the default), "module:function", or a function from
             observation to action.
         max_episode_steps: for D4RL files without `timeouts`: longer episodes were cut there.
-        infos: for D4RL and Minari, import `infos`, too, as fields `infos/...`.
+        infos: import `infos`, too, as fields `infos/...`, where the format has such.
+        keep_encoded: keep JPEG and PNG images as the bytes of their files, one run of bytes a
+            step; by default they are decoded. Nothing is ever encoded again.
+        done_mode: for robomimic, what its `dones` mean: 0 success, 1 the end of the
+            demonstration, 2 either.
         cast: as for `Writer`.
         layout: as for `Writer`.
         progress: called after each episode, and now and then in it.
@@ -81,7 +87,12 @@ def ingest_from(
         >>> report.num_episodes, report.num_steps, report.final_observations
         (1, 3, 1)
     """
-    options = _given(max_episode_steps=max_episode_steps, infos=infos or None)
+    options = _given(
+        max_episode_steps=max_episode_steps,
+        infos=infos or None,
+        keep_encoded=keep_encoded or None,
+        done_mode=done_mode,
+    )
     recording = _given(num_steps=steps, seed=seed, policy=policy)
     opened = _opened(source, format, episodes, recording, options)
     with contextlib.closing(opened), Interrupts() as interrupts:
@@ -147,6 +158,7 @@ class _Run:
             if episode is None:
                 return
             self._append(episode)
+            del episode  # not to be held while the next one is read
             self._report_progress()
 
     def commit(self) -> None:

@@ -72,7 +72,18 @@ PUBLIC_MODULES = ("errors", "formats")
 TORCH_ROOMS = ("loading", "buffer", "interop")
 
 # packages imported inside the function that needs them (a type checker may see them at the top)
-LAZY = ("h5py", "pyarrow", "gymnasium", "minari", "torchrl", "tensordict", "numba", "yaml")
+LAZY = (
+    "h5py",
+    "pyarrow",
+    "av",
+    "PIL",
+    "gymnasium",
+    "minari",
+    "torchrl",
+    "tensordict",
+    "numba",
+    "yaml",
+)
 
 # module name -> the lazy packages that it may import at its top
 TOP_LEVEL = {

@@ -22,6 +22,7 @@ from expstore_cli.report import print_report
 Examples:
   expstore ingest recorded/ arm.exp --expect-episodes 20
   expstore ingest hopper_medium-v2.hdf5 hopper.exp --infos
+  expstore ingest lift.hdf5 lift.exp --done-mode 0
   expstore ingest gym:HalfCheetah-v5 cheetah.exp --episodes 20""",
 )
 @click.argument("source")
@@ -56,7 +57,13 @@ Examples:
     type=COUNT,
     help="For D4RL files without timeouts: longer episodes were cut after N steps.",
 )
-@click.option("--infos", is_flag=True, help="For D4RL and Minari: import infos, too.")
+@click.option("--infos", is_flag=True, help="Import infos, too, where the format has such.")
+@click.option("--keep-encoded", is_flag=True, help="Keep JPEG and PNG images as their bytes.")
+@click.option(
+    "--done-mode",
+    type=COUNT,
+    help="For robomimic, what dones mean: 0 success, 1 the end, 2 either.",
+)
 @click.option(
     "--expect-episodes",
     type=COUNT,
@@ -77,6 +84,8 @@ def ingest(
     policy: str | None,
     max_episode_steps: int | None,
     infos: bool,
+    keep_encoded: bool,
+    done_mode: int | None,
     expect_episodes: int | None,
     resume: bool,
     cast: bool,
@@ -84,9 +93,9 @@ def ingest(
 ) -> None:
     """Append the episodes of a source to a store.
 
-    SOURCE is a file or folder of recorded episodes, recognised by its content (a folder of
-    .npz files, one episode each; a D4RL file; a Minari data set in its HDF5 form), or
-    gym:ENV_ID, to roll episodes out in a gymnasium environment. STORE is created if there is none.
+    SOURCE is a file or folder of recorded episodes in one of the formats of --format, recognised
+    by its content, or gym:ENV_ID, to roll episodes out in a gymnasium environment. STORE is
+    created if there is none.
 
     Every row that does not reach the store is in the closing report, with the reason. Ctrl-C
     keeps every whole episode; --resume continues after them. Files that cannot be read are
@@ -108,6 +117,8 @@ def ingest(
                 policy=policy,
                 max_episode_steps=max_episode_steps,
                 infos=infos,
+                keep_encoded=keep_encoded,
+                done_mode=done_mode,
                 cast=cast,
                 progress=bar.update,
             )

@@ -12,6 +12,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from time import monotonic as now
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from expstore.buffer.config import BufferConfig, SamplerConfig
-from expstore.buffer.episode_storage import EpisodeStorage, now
+from expstore.buffer.episode_storage import EpisodeStorage
 from expstore.buffer.fingerprint import fingerprint
 from expstore.buffer.ingest import FirstError, Ingest, Report
 from expstore.buffer.journal import Journal, Quarantine, read_rows
@@ -125,7 +126,7 @@ class DataBuffer:
         self._saved: dict[str, Any] = {}  # states of former samplers and functions
         self._is_closed = False
         self._temporary: Any = None
-        self._durable_at = now()
+        self._due_at = now() + self.config.storage.commit_interval_s
 
     # -- opening and closing ---------------------------------------------------------------------
 
@@ -262,7 +263,7 @@ class DataBuffer:
         self._save_state()
         self._note_open()
         storage.sync()
-        self._durable_at = now()
+        self._due_at = now() + self.config.storage.commit_interval_s
 
     def close(self) -> None:
         """Cut what is open, make everything durable, and let the store go.
@@ -336,7 +337,8 @@ class DataBuffer:
             self.report.eval_rows += 1
             return self
         ingest.add(env_ret, policy_resp, cut=truncated)
-        self._commit_if_due()
+        if now() >= self._due_at:
+            self.save()
         return self
 
     def add_data_async(
@@ -354,7 +356,8 @@ class DataBuffer:
         if isinstance(data, (EnvRet, PolicyResponse)):
             check_same_env(env_id, data.env_id)
         ingest.add_half(env_id, data, cut=truncated)
-        self._commit_if_due()
+        if now() >= self._due_at:
+            self.save()
 
     def add_batched_transition(
         self,
@@ -425,7 +428,8 @@ class DataBuffer:
             CapacityError: it has no room; nothing was stored.
         """
         self._ready[1].add_finished(episode, num_envs, env_id, end_reason)
-        self._commit_if_due()
+        if now() >= self._due_at:
+            self.save()
 
     def truncate_one_episode(self, item: Any, *, missing_ok: bool = False) -> None:
         """Cut the episode of an environment now, or those of its sub-environments.
@@ -456,7 +460,8 @@ class DataBuffer:
                     ingest.cut(env_id)
                     if had_rows:
                         ingest.forget_end(env_id)
-        self._commit_if_due()
+        if now() >= self._due_at:
+            self.save()
 
     def clear(self, *, open_episodes: bool = False) -> None:
         """Forget the finished episodes, and the open ones if asked to.
@@ -684,10 +689,6 @@ class DataBuffer:
             self._changed(np.array(pushed, np.int64), np.array(evicted, np.int64))
         ingest.committed()
         return storage
-
-    def _commit_if_due(self) -> None:
-        if now() - self._durable_at >= self.config.storage.commit_interval_s:
-            self.save()
 
     def _ids(self) -> Spans:
         """The ids of all entries in their order; positions are positions in it."""

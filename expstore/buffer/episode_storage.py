@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -325,10 +324,6 @@ def has_buffer(path: Path) -> bool:
     with contextlib.suppress(NotAStoreError, OSError):
         return (path / PRIVATE / DIRECTORY / DOCUMENT).exists()
     return False
-
-
-def now() -> float:
-    return time.monotonic()
 
 
 def _refuse_keys(keys: list[str], expected: list[str]) -> None:

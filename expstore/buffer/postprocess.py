@@ -158,6 +158,10 @@ def _stacked_tensors(values: Sequence[Any], key: str) -> Any:
 
 
 def _stacked_arrays(values: Sequence[Any], key: str) -> Any:
+    if set(map(type, values)) == {np.ndarray}:  # the usual case, and a quick one
+        kinds = {(value.shape, value.dtype) for value in values}
+        if len(kinds) == 1 and values[0].dtype.kind in "biuf":
+            return torch.from_numpy(np.array(values))
     try:
         rows = [np.asarray(value) for value in values]
     except ValueError as error:

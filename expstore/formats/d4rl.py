@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from expstore.episode import nest
 from expstore.errors import SourceError
 from expstore.formats import hdf5
+from expstore.formats.provenance import FileProvenance
 from expstore.formats.source import NOTHING, Account, Format, Imported, SourceEpisode
 
 FIELDS = {
@@ -60,6 +61,7 @@ class D4rlFile:
         self.name = str(path.resolve())
         self.account = Account()
         self._path, self._max_steps, self._infos = path, max_episode_steps, infos
+        self._provenance = FileProvenance(path)
         self._file = hdf5.open_file(path)
         try:
             with hdf5.reading(path):
@@ -212,7 +214,12 @@ class D4rlFile:
             data=data,
             end_reason="incomplete" if is_unfinished else None,
             metadata={"dataset": self._dataset} if self._dataset else {},
-            provenance={"format": FORMAT.name, "group": rows.group, "rows": [start, stop]},
+            provenance={
+                "format": FORMAT.name,
+                "group": rows.group,
+                "rows": [start, stop],
+                **self._provenance.entries,
+            },
         )
 
     def _scalars(self, name: str, values: NDArray[Any], dataset: Any) -> NDArray[Any]:

@@ -7,45 +7,116 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from expstore.errors import SourceError
 from expstore.formats import hdf5
 from expstore.formats.images import JPEG_MAGIC, decode_jpegs
 from expstore.formats.source import Account
 
 Space = Mapping[str, Any]  # as in the metadata, parsed; empty where it is not known
 UNKNOWN: Space = {}
+SCALARS = {"reward": "rewards", "terminated": "terminations", "truncated": "truncations"}
+GROUPS = {"observation": "observations", "action": "actions"}
 _INDEX = re.compile(r"_index_(0|[1-9]\d*)")
 
 
-def fields_of(name: str, node: Any, space: Space, account: Account) -> dict[str, Any]:
+def check_lengths(data: Mapping[str, Any], num_steps: int, account: Account) -> None:
+    """Refuse an episode whose columns do not fit one another.
+
+    Raises:
+        SourceError: names the column; it was not written whole.
+    """
+    has_final = True
+    for name, values in data.items():
+        allowed = {num_steps}
+        if name.split("/")[0] == "observation":
+            allowed.add(num_steps + 1)
+            has_final &= len(values) == num_steps + 1
+        if len(values) not in allowed:
+            raise SourceError(
+                f"{name} has {len(values)} rows, but there are {num_steps} rewards: it was "
+                "not written whole"
+            )
+    if not has_final:
+        account.remark("as many observations as actions, so no final observation", 1)
+
+
+def end_reason(data: Mapping[str, NDArray[Any]], account: Account) -> str | None:
+    """`cut` where no flag is set on the last step, else None; both are counted."""
+    ended = {name: bool(data[name][-1]) for name in ("terminated", "truncated")}
+    for name, is_set in ended.items():
+        account.found(SCALARS[name], is_set)
+    if all(ended.values()):
+        account.remark("both flags set, so it ended as terminated; both are kept", 1)
+    if any(ended.values()):
+        return None
+    account.remark("no end flag is set, so it is kept as cut", 1)
+    return "cut"
+
+
+def split_infos(fields: Mapping[str, Any], num_steps: int) -> dict[str, Any]:
+    """Infos, which come with observations, as those of each step and of the one after it.
+
+    Raises:
+        SourceError: there are not as many as observations, nor as steps.
+    """
+    split: dict[str, Any] = {}
+    for name, values in fields.items():
+        if len(values) not in (num_steps, num_steps + 1):
+            raise SourceError(f"{name} must have {num_steps + 1} rows, got {len(values)}")
+        split[name] = values[:num_steps]
+        if len(values) == num_steps + 1:  # that of the reset comes first
+            split[f"next_{name}"] = values[1:]
+    return split
+
+
+def fields_of(
+    name: str, node: Any, space: Space, account: Account, *, keep_encoded: bool = False
+) -> dict[str, Any]:
     """The fields `name/...` under a group, or the one field of a dataset, by name.
 
-    Text is a list of str, everything else an array. What has no rows, or no elements, is
-    reported to the account and left out.
+    Text is a list of str, encoded images that are kept are one of bytes, everything else an
+    array. What has no rows, or no elements, is reported to the account and left out.
     """
     if hdf5.is_dataset(node):
         if not node.shape or 0 in node.shape[1:]:
             empty = "has no elements" if node.shape else "is one value, not one row per step"
             account.left_out[name] = empty
             return {}
-        return {name: _leaf(name, node, space, account)}
+        return {name: _leaf(name, node, space, account, keep_encoded)}
     is_tuple = _is_tuple(node, space)
     fields: dict[str, Any] = {}
     for key in node:
         called = key.removeprefix("_index_") if is_tuple else key
-        below = _subspace(space, called)
-        fields |= fields_of(f"{name}/{called}", node[key], below, account)
+        below = subspace(space, called)
+        inner = f"{name}/{called}"
+        fields |= fields_of(inner, node[key], below, account, keep_encoded=keep_encoded)
     return fields
 
 
-def _leaf(name: str, dataset: Any, space: Space, account: Account) -> Any:
+def _leaf(name: str, dataset: Any, space: Space, account: Account, keep_encoded: bool) -> Any:
     if hdf5.is_text(dataset):
         return dataset.asstr()[()].tolist()
-    shape = _box_shape(space)
+    shape = box_shape(space)
     if not _is_jpeg(dataset, shape):
         return dataset[()]
+    return jpegs(name, [row.tobytes() for row in dataset[()]], shape, account, keep_encoded)
+
+
+def jpegs(
+    name: str,
+    frames: list[bytes],
+    shape: tuple[int, ...] | None,
+    account: Account,
+    keep_encoded: bool,
+) -> Any:
+    """Images that Minari encoded: their files, or the pixels in them."""
+    if keep_encoded:
+        account.remark(f"{name} was stored as JPEG, which had altered it, and was kept so", 1)
+        return frames
     account.remark(f"{name} was stored as JPEG, which had altered it, and was decoded", 1)
-    return decode_jpegs(dataset[()], name, shape)
+    return decode_jpegs(frames, name, shape)
 
 
 def _is_jpeg(dataset: Any, shape: tuple[int, ...] | None) -> bool:
@@ -62,7 +133,18 @@ def _is_jpeg(dataset: Any, shape: tuple[int, ...] | None) -> bool:
     return bool((dataset[:, :3] == np.frombuffer(JPEG_MAGIC, np.uint8)).all())
 
 
-def _box_shape(space: Space) -> tuple[int, ...] | None:
+def shape_in(space: Space) -> tuple[int, ...] | None:
+    """Of a value of a Box, MultiDiscrete or MultiBinary space; None of any other."""
+    if space.get("type") == "MultiDiscrete":
+        return np.shape(space.get("nvec", ()))
+    if space.get("type") == "MultiBinary":
+        size = space.get("n")
+        return tuple(size) if isinstance(size, list) else (int(size or 0),)
+    return box_shape(space)
+
+
+def box_shape(space: Space) -> tuple[int, ...] | None:
+    """Of a Box, where that is known."""
     shape = space.get("shape")
     is_known = space.get("type") == "Box" and isinstance(shape, list)
     return tuple(shape) if is_known and isinstance(shape, list) else None
@@ -75,7 +157,8 @@ def _is_tuple(group: Any, space: Space) -> bool:
     return len(group) > 0 and all(_INDEX.fullmatch(key) for key in group)
 
 
-def _subspace(space: Space, called: str) -> Space:
+def subspace(space: Space, called: str) -> Space:
+    """Of a member, or an element by its number; `UNKNOWN` where there is none."""
     subspaces = space.get("subspaces")
     found = None
     if isinstance(subspaces, dict):

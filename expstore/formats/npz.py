@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expstore.errors import SourceError
+from expstore.formats.ordering import natural
 from expstore.formats.source import NOTHING, Account, Format, Imported, SourceEpisode
 
 ZIP_MAGIC = b"PK\x03\x04"
@@ -37,7 +37,7 @@ class NpzFolder:
             raise SourceError(f"{path} is a file; give the folder that holds the .npz files")
         self.name = str(path.resolve())
         self.account = Account()
-        self._files = sorted(_files(path), key=lambda file: _natural(file.name))
+        self._files = sorted(_files(path), key=lambda file: natural(file.name))
         if not self._files:
             raise SourceError(f"there are no .npz files in {path}")
 
@@ -100,17 +100,6 @@ def _files(path: Path) -> Iterator[Path]:
     for entry in path.iterdir():
         if entry.suffix == ".npz" and not entry.name.startswith(".") and entry.is_file():
             yield entry
-
-
-def _natural(name: str) -> tuple[list[str | int], str]:
-    """Numbers in names by value; the name itself decides between `ep1` and `ep01`.
-
-    >>> sorted(["ep10", "ep9", "ep"], key=_natural)
-    ['ep', 'ep9', 'ep10']
-    """
-    parts: list[str | int] = list(re.split(r"(\d+)", name))
-    parts[1::2] = [int(part) for part in parts[1::2]]
-    return parts, name
 
 
 def _sniff(path: Path) -> bool:

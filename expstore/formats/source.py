@@ -14,7 +14,13 @@ from expstore.errors import SourceError
 # name -> module, which has a `FORMAT`; the most particular first, as the first that fits is taken.
 FORMATS = {
     "minari": "expstore.formats.minari",
+    "lerobot": "expstore.formats.lerobot",
     "d4rl": "expstore.formats.d4rl",
+    "robomimic": "expstore.formats.robomimic",
+    "aloha": "expstore.formats.aloha",
+    "diffusion_policy": "expstore.formats.diffusion_policy",
+    "ogbench": "expstore.formats.ogbench",
+    "rllib": "expstore.formats.rllib",
     "npz": "expstore.formats.npz",
 }
 

@@ -1,5 +1,6 @@
 """D4RL files, written as D4RL writes them."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -236,6 +237,8 @@ def test_each_episode_says_where_it_came_from(tmp_path: Path) -> None:
         "format": "d4rl",
         "group": "/",
         "rows": [10, 20],
+        "num_bytes": path.stat().st_size,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
     }
 
 
@@ -374,7 +377,7 @@ def test_what_is_no_hdf5_is_refused_under_the_right_name(tmp_path: Path, content
 
 
 def test_another_hdf5_format_under_the_right_name_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "hopper.hdf5", {"data/demo_0/actions": np.zeros((3, 2))})
+    path = write(tmp_path / "hopper.hdf5", {"data/words": np.zeros((3, 2))})
 
     with pytest.raises(SourceError, match=r"looked for .*observations, actions.*\(d4rl\)"):
         open_source(path)

@@ -1,5 +1,6 @@
 """Minari data sets in their HDF5 form, written by Minari itself."""
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -62,7 +63,7 @@ def write(folder: Path, *buffers: Any, **options: Any) -> Path:
         patch.setenv("MINARI_DATASETS_PATH", str(folder))
         warnings.simplefilter("ignore")  # what it would like to know of the author
         minari.create_dataset_from_buffers(
-            "arm/reach-v0", list(buffers), data_format="hdf5", **{**spaces_of, **options}
+            "arm/reach-v0", list(buffers), **{"data_format": "hdf5", **spaces_of, **options}
         )
     return folder / "arm" / "reach-v0"
 
@@ -450,12 +451,37 @@ def test_a_file_that_is_cut_off_is_refused_with_what_is_there(tmp_path: Path) ->
         open_source(path)
 
 
-def test_the_arrow_form_is_named(tmp_path: Path) -> None:
+def test_a_form_that_is_not_known_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, buffer(3))
-    change(path, data_format="arrow")
+    change(path, data_format="lance")
 
-    with pytest.raises(SourceError, match="in its arrow form; this reads hdf5"):
+    with pytest.raises(SourceError, match="in the form lance; this reads hdf5, arrow, parquet"):
         open_source(path)
+
+
+def test_an_episode_says_of_which_bytes_it_is(tmp_path: Path) -> None:
+    path = write(tmp_path, buffer(3))
+
+    store, _ = ingest(path)
+
+    content = main_file(path).read_bytes()
+    found = store.episodes[0]["source"]
+    assert found["num_bytes"] == len(content)
+    assert found["sha256"] == hashlib.sha256(content).hexdigest()
+
+
+def test_encoded_images_can_be_kept_byte_for_byte(tmp_path: Path) -> None:
+    image = spaces.Box(0, 255, (32, 40, 3), np.uint8)
+    path = write(tmp_path, buffer(3, image), observation_space=image)
+
+    store, report = ingest(path, keep_encoded=True)
+
+    with h5py.File(main_file(path)) as file:
+        frames = [row.tobytes() for row in file["episode_0/observations"][()]]
+    back = store.read([0, 1, 2], fields=["observation"])["observation"]
+    assert [row.tobytes() for row in back] == frames[:3]
+    assert "was kept so" in next(iter(report.remarks))
+    assert report.final_observations == 1
 
 
 def test_another_hdf5_format_under_the_right_name_is_refused(tmp_path: Path) -> None:
