@@ -19,6 +19,7 @@ from expstore.errors import EvictedError, SchemaError, StateError, StepRangeErro
 from expstore.loading.batch import Batch
 from expstore.loading.reader import BatchReader
 from expstore.loading.saved import check_priorities, directory_of, has_grown
+from expstore.loading.states import with_arrays, with_tensors
 from expstore.loading.units import Step, Unit, as_count, base_of, check_unit
 from expstore.sampling.draw import Draw, Sampler, as_seed
 from expstore.sampling.mixture import Mixture
@@ -213,7 +214,7 @@ class Replay:
                 'give a name, save_priorities("run-3"), or one to Replay, priorities='
             )
         path = self._sets / check_set_name(self._priorities if name is None else name)
-        state = self.state_dict()
+        state = self._state()
         save_state(path, state, [store["store_id"] for store in state["stores"]])
 
     def _open_priorities(self, name: str) -> None:
@@ -223,7 +224,7 @@ class Replay:
         if state is None:
             return
         try:
-            check_state(state, own := self.state_dict(), SAME)
+            check_state(state, own := self._state(), SAME)
             if not (grown := has_grown(state, own)):
                 check_same_steps(state, own)
             self._continue(state, grown)
@@ -241,9 +242,14 @@ class Replay:
     def state_dict(self) -> dict[str, Any]:
         """Where this Replay stands, for `load_state_dict`.
 
-        Plain integers, floats, strings and lists, and for prioritized samplers arrays.
-        Batches that were read ahead are in it as what was drawn.
+        Plain numbers, strings, lists and dicts, and for prioritized samplers tensors, so that
+        ``torch.load(weights_only=True)`` reads it. Batches that were read ahead are in it as
+        what was drawn.
         """
+        state: dict[str, Any] = with_tensors(self._state())
+        return state
+
+    def _state(self) -> dict[str, Any]:
         with self._lock:
             return {
                 "version": STATE_VERSION,
@@ -258,13 +264,14 @@ class Replay:
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken.
+        """Continue where `state` was taken; its tensors may be on any device.
 
         Raises:
             StateError: it belongs to another store, unit, batch size or kind of sampler, or,
                 without `follow`, to another commit or view.
         """
-        check_state(state, own := self.state_dict(), SAME)
+        state = with_arrays(state)
+        check_state(state, own := self._state(), SAME)
         if not self.follow:
             check_same_steps(state, own)
         self._continue(state, grown=self.follow)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from os import PathLike
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -83,7 +85,8 @@ class Mixture:
     what identifies a store and not the store, which would keep its evicted files.
 
     Args:
-        shares: The share of each part in the anchors, by its name or store; 1 in all.
+        shares: The share of each part in the anchors, by its name or store; 1 in all. Names say
+            nothing of which store a part is: the n-th share is that of the n-th store.
         samplers: By the same keys; ``Uniform()`` where there is none. Each serves this only.
         num_streams: How many stores of the union each named part has, by the same names; 1
             where there is none.
@@ -133,17 +136,29 @@ class Mixture:
             identities: Of the selection, as of a ``Member``.
 
         Raises:
-            SchemaError: Another store, another view of it, or another number of stores.
+            SchemaError: Another store, another view of it, or another number of stores; or a
+                name that is the path of a store in another place.
         """
         if len(identities) != self._streams[-1]:
             raise SchemaError(self._of_other_stores(len(identities)))
         for k, (name, member) in enumerate(zip(self.shares, self._members, strict=True)):
             found = identities[self._streams[k] : self._streams[k + 1]]
-            if member is not None and not all(map(_is_same, member, found)):
-                where = ", ".join(f"{one['path']}" for one in found)
+            where = ", ".join(str(one["path"]) for one in found)
+            if member is None:
+                is_elsewhere = any(_is_path(name, one) for one in identities)
+                if is_elsewhere and not any(_is_path(name, one) for one in found):
+                    raise SchemaError(
+                        f"part {name} of the mixture is the path of another store than the one in "
+                        f"its place, {where}; give the stores themselves as keys, or name them in "
+                        "the order of the union"
+                    )
+            elif not all(map(_is_same, member, found)):
+                is_view = [one["store_id"] for one in member] == [one["store_id"] for one in found]
+                what = "another view of" if is_view else "not"
                 raise SchemaError(
-                    f"part {name} of the mixture is not what stands in its place in the union, "
-                    f"{where}; give Replay expstore.union of the mixture's stores in their order"
+                    f"part {name} of the mixture is {what} what stands in its place in the union, "
+                    f"{where}; give Replay expstore.union of the same stores and views in the "
+                    "order of the mixture"
                 )
 
     def _of_other_stores(self, num_stores: int) -> str:
@@ -275,7 +290,17 @@ def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return bool(one["store_id"] == other["store_id"]) and is_same_view
 
 
+def _is_path(name: Any, identity: dict[str, Any]) -> bool:
+    path = Path(identity["path"])
+    return isinstance(name, (str, PathLike)) and Path(name) in (path, Path(path.name))
+
+
 def _check_names(shares: Mapping[Any, float], *others: Iterable[Any]) -> None:
+    if not isinstance(shares, Mapping):
+        raise SchemaError(
+            f"shares must be a dict of a share for each store or name, got {shares!r}; for "
+            "example {offline: 0.25, online: 0.75}"
+        )
     for other in others:
         for name in other:
             if name not in shares:

@@ -116,7 +116,7 @@ def test_parts_in_another_order_or_of_another_view_are_refused(offline, online):
     with pytest.raises(SchemaError, match=r"part .*offline\.exp of the mixture is not what stands"):
         expstore.Replay(expstore.union([online, offline]), 8, sampler=mixture)
     one, other = online.filter([0]), online.filter([1])
-    with pytest.raises(SchemaError, match=r"give Replay expstore\.union of the mixture's stores"):
+    with pytest.raises(SchemaError, match=r"another view of .*union of the same stores and views"):
         expstore.Replay(expstore.union([other, one]), 8, sampler=Mixture({one: 0.5, other: 0.5}))
     with pytest.raises(SchemaError, match="the mixture is of 2 stores, the selection of 1"):
         expstore.Replay(offline, 8, sampler=mixture)
@@ -130,3 +130,18 @@ def test_a_mixture_keeps_no_store_alive(offline, tmp_path: Path):
     gc.collect()
     assert gone() is None
     assert list(mixture.samplers) == [str(tmp_path / "offline.exp"), str(tmp_path / "b.exp")]
+
+
+def test_a_path_as_a_name_must_stand_where_its_store_does(offline, online):
+    both = expstore.union([offline, online])
+    for name in (str(offline.paths[0]), offline.paths[0], "offline.exp"):
+        expstore.Replay(both, 8, sampler=Mixture({name: 0.5, "rest": 0.5}))
+        with pytest.raises(
+            SchemaError, match=r"offline\.exp of the mixture is the path of another"
+        ):
+            expstore.Replay(both, 8, sampler=Mixture({"rest": 0.5, name: 0.5}))
+
+
+def test_shares_that_are_no_dict_are_refused(offline):
+    with pytest.raises(SchemaError, match="shares must be a dict of a share for each store"):
+        Mixture([(offline, 1.0)])  # type: ignore[arg-type]

@@ -137,6 +137,29 @@ def test_a_loaded_state_continues_with_the_batch_that_was_next(
     resumed.close()
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_checkpoint_of_any_sampler_loads_as_weights_only(tmp_path: Path, prefetch: int):
+    store = fill(tmp_path / "a.exp", LENGTHS)
+
+    def replay() -> expstore.Replay:
+        samplers = {store: expstore.Prioritized(), more: expstore.WithoutReplacement()}
+        sampler = expstore.Mixture({store: 0.5, more: 0.5}, samplers)
+        both = expstore.union([store, more])
+        return expstore.Replay(both, 16, sampler=sampler, seed=5, prefetch=prefetch)
+
+    more = fill(tmp_path / "b.exp", LENGTHS)
+    with replay() as first:
+        for step in range(5):
+            batch = first.sample()
+            first.update_priority(batch, torch.arange(16) + step)
+        torch.save({"replay": first.state_dict()}, tmp_path / "run.pt")
+        expected = [first.sample() for _ in range(9)]
+
+    with replay() as resumed:
+        resumed.load_state_dict(torch.load(tmp_path / "run.pt", weights_only=True)["replay"])
+        assert all(equal(batch, resumed.sample()) for batch in expected)
+
+
 RESUME = """
 import json, sys, expstore
 store = expstore.open(sys.argv[1])
