@@ -72,7 +72,8 @@ class Spans:
             return steps.astype(np.int64)
         if not len(self.start):
             raise StepRangeError(
-                "the selection holds no steps; append an episode or widen the filter"
+                "the selection holds no steps; append an episode and commit() it, or widen the "
+                "filter"
             )
         episode = np.searchsorted(self.start, steps, side="right") - 1
         within = steps - self.start[episode]

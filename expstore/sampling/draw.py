@@ -161,7 +161,8 @@ def check_batch(spans: Spans, batch_size: int) -> None:
         raise SchemaError(f"batch_size must be at least 1, got {batch_size}")
     if not spans.num_steps:
         raise StepRangeError(
-            "there is no step to draw from; append an episode or widen the filter first"
+            "there is no step to draw from; append an episode and commit() it, or widen the "
+            "filter first"
         )
 
 

@@ -129,6 +129,9 @@ class Mixture:
         self._spans: Spans | None = None  # of which _parts are the parts
         self._parts: list[Spans] = []
 
+    def __repr__(self) -> str:
+        return f"Mixture({self.shares}, {self.samplers})"
+
     def check_union(self, identities: list[dict[str, Any]]) -> None:
         """Refuse a selection that is not made of the stores given as keys, in their order.
 
@@ -181,7 +184,7 @@ class Mixture:
             if count and not part.num_steps:
                 raise StepRangeError(
                     f"part {name} of the mixture holds no step to draw from; append an episode to "
-                    "it, or draw from the other parts alone until then"
+                    "it and commit() it, or draw from the other parts alone until then"
                 )
         draws = []
         for k, (name, count) in enumerate(zip(self.shares, counts, strict=True)):

@@ -57,6 +57,12 @@ class Prioritized:
         self.beta = beta
         self.next_draw = 0
 
+    def __repr__(self) -> str:
+        return (
+            f"Prioritized(alpha={self.alpha:g}, beta={self.beta!r}, eps={self.eps:g}, "
+            f"stratified={self.stratified})"
+        )
+
     @property
     def alpha(self) -> float:
         """How much priorities matter."""

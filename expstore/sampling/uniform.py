@@ -37,6 +37,9 @@ class Uniform:
         self.by = by
         self.next_draw = 0
 
+    def __repr__(self) -> str:
+        return f"Uniform(by={self.by!r})"
+
     def draw(self, spans: Spans, batch_size: int, seed: int) -> Draw:
         """See ``Sampler.draw``."""
         check_batch(spans, batch_size)
@@ -95,6 +98,9 @@ class WithoutReplacement:
         self.epoch = 0
         self._offset = 0
         self._population: _Population | None = None  # None between two epochs
+
+    def __repr__(self) -> str:
+        return f"WithoutReplacement(drop_last={self.drop_last})"
 
     def draw(self, spans: Spans, batch_size: int, seed: int) -> Draw:
         """See ``Sampler.draw``.

@@ -163,7 +163,7 @@ def _tokens(text: str) -> list[tuple[str, str, int]]:
     while at < end:
         match = _TOKEN.match(text, at)
         if match is None:
-            raise _error(text, at)
+            raise _error(text, at, _hint(text, at, ""))
         kind = match.lastgroup
         assert kind is not None
         tokens.append((kind, match[kind], match.start(kind)))
@@ -179,9 +179,10 @@ def _comparisons(text: str, tokens: Sequence[tuple[str, str, int]]) -> list[Comp
             if at == len(part) == 3 and first + 3 == len(tokens):
                 break  # nothing follows the last one
             if at >= len(part) or part[at][0] not in allowed:
-                raise _error(text, part[at][2] if at < len(part) else len(text))
+                place = part[at][2] if at < len(part) else len(text)
+                raise _error(text, place, _hint(text, place, allowed[0]))
         if len(part) == 4 and (part[3][1] != "and" or first + 4 == len(tokens)):
-            raise _error(text, part[3][2])
+            raise _error(text, part[3][2], _hint(text, part[3][2], "and"))
         (_, name, _), (_, sign, _), literal = part[:3]
         found.append(Comparison(name, sign, _literal(text, *literal)))
     return found
@@ -202,7 +203,20 @@ def _literal(text: str, kind: str, spelled: str, at: int) -> Any:
         raise _error(text, at) from None
 
 
+def _hint(text: str, at: int, expected: str) -> str:
+    rest = text[at:].lstrip()
+    if rest.startswith("="):
+        return "; write == to compare"
+    if rest.startswith("&") or rest[:3].lower() == "and":
+        return "; join comparisons by a small and"
+    if rest.startswith("|") or rest[:3].lower() == "or ":
+        return "; there is no or: filter twice, or give a function of the episode's row"
+    if expected == "name" and rest:
+        return "; a comparison begins with the name of a column or of a key of the metadata"
+    return ""
+
+
 def _error(text: str, at: int, hint: str = "") -> SchemaError:
-    return SchemaError(
-        f"{text!r} is no condition from {text[at:][:40]!r} on: it must be like {EXAMPLE}{hint}"
-    )
+    rest = text[at:].strip()[:40]
+    what = f"is no condition from {rest!r} on" if rest else "is no condition, it ends too early"
+    return SchemaError(f"{text!r} {what}: it must be like {EXAMPLE}{hint}")

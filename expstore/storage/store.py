@@ -61,6 +61,21 @@ class Store:
         return dict(self._snapshots[0].schema.fields)
 
     @property
+    def commit(self) -> int:
+        """The number of the commit that this is as of: what ``open(path, at=)`` takes.
+
+        Raises:
+            SchemaError: a union has a commit of each of its stores; `identities` has them.
+        """
+        if len(self._snapshots) > 1:
+            numbers = [snapshot.root.commit.number for snapshot in self._snapshots]
+            raise SchemaError(
+                f"a union of {len(numbers)} stores has a commit of each, {numbers}; give open a "
+                "list of them"
+            )
+        return self._snapshots[0].root.commit.number
+
+    @property
     def num_steps(self) -> int:
         return self.spans.num_steps
 
@@ -289,8 +304,11 @@ class Store:
         An episode's side depends on (seed, store, number) only: it never changes sides while
         the store grows.
         """
-        if not 0 <= share <= 1:
-            raise SchemaError(f"share must be between 0 and 1, got {share}")
+        if not isinstance(share, (int, float)) or not 0 <= share <= 1:
+            raise SchemaError(
+                f"share must be a number between 0 and 1, got {share!r}; for more than two views "
+                "split one of the two again"
+            )
         return (
             self._narrowed(lambda _: Side(share, seed, left=True)),
             self._narrowed(lambda _: Side(share, seed, left=False)),
@@ -344,6 +362,8 @@ def open_store(
         FormatError: the store was made by a newer version, or its root is damaged.
         SchemaError: the stores of a union have different fields.
     """
+    if not isinstance(path, (str, os.PathLike, Iterable)):
+        raise SchemaError(f"open takes a directory, or a list of them, got {path!r}")
     given = [path] if isinstance(path, (str, os.PathLike)) else path
     paths = [absolute(p) for p in given]
     if not paths:
@@ -382,7 +402,7 @@ def union(stores: Iterable[Store]) -> Store:
         >>> [number % 2**40 for number in both.episode_numbers.tolist()]
         [1, 0, 1, 2]
     """
-    given = list(stores)
+    given = [stores] if isinstance(stores, Store) else list(stores)
     for store in given:
         if not isinstance(store, Store):
             raise SchemaError(

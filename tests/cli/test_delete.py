@@ -78,7 +78,7 @@ def test_nothing_to_delete_is_no_question(path: Path) -> None:
         ([0, "--where", "return < 1"], 2, "give numbers of episodes, or --where"),
         (["x"], 2, "'x' must be a whole number"),
         ([3], 1, "error: episode 3 is not among the 3 episodes here"),
-        (["--where", "return <"], 1, "error: 'return <' is no condition"),
+        (["--where", "return <"], 1, "error: 'return <' is no condition, it ends too early"),
         (["--where", "polcy == 'sac'"], 1, "error: no episode has 'polcy'"),
     ],
 )

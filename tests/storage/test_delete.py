@@ -259,7 +259,7 @@ def test_return_is_a_column_and_not_a_keyword(path):
 )
 def test_what_is_no_condition_is_refused_and_nothing_is_deleted(path, text):
     before = digest(path)
-    with pytest.raises(SchemaError, match=r"is no condition from .* on: it must be like return"):
+    with pytest.raises(SchemaError, match=r"is no condition.*: it must be like return"):
         delete(path, text, dry_run=True)
     assert digest(path) == before
 
@@ -377,3 +377,18 @@ def test_a_resumed_import_does_not_bring_them_back(tmp_path):
     report = expstore.ingest_from(tmp_path / "recorded", tmp_path / "a.exp", resume=True)
     assert report.num_episodes == 0
     assert expstore.open(tmp_path / "a.exp").episode_numbers.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("length = 3", "write == to compare"),
+        ("length > 3 or seed == 1", "there is no or"),
+        ("length > 3 && seed == 1", "join comparisons by a small and"),
+        ("3 < length", "a comparison begins with the name"),
+        ("policy == sac", "put quotes around sac"),
+    ],
+)
+def test_what_is_nearly_a_condition_is_met_with_a_hint(text, hint):
+    with pytest.raises(SchemaError, match=hint):
+        Condition.parse(text)

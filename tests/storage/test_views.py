@@ -79,7 +79,7 @@ def test_a_view_may_be_empty(path, which):
     view = expstore.open(path).filter(which)
     assert (len(view), view.num_episodes, list(view.episodes)) == (0, 0, [])
     assert view.read([], ["reward"])["reward"].shape == (0,)
-    with pytest.raises(StepRangeError, match="holds no steps; append an episode or widen the"):
+    with pytest.raises(StepRangeError, match="holds no steps; append an episode and commit"):
         view.read([0])
 
 
@@ -168,9 +168,9 @@ def test_an_episode_never_changes_sides_while_the_store_grows(tmp_path_factory, 
     assert sum(side.num_episodes for side in reopened) == 6 + more
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), [0.9, 0.1], "half"])
 def test_a_share_beyond_the_whole_is_refused(path, share):
-    with pytest.raises(SchemaError, match="share must be between 0 and 1, got"):
+    with pytest.raises(SchemaError, match="share must be a number between 0 and 1, got"):
         expstore.open(path).split(share)
 
 
@@ -469,3 +469,14 @@ def test_a_column_that_no_episode_has_is_named(tmp_path):
     opened = expstore.open(tmp_path / "a.exp")
     with pytest.raises(FieldNotFoundError, match=r"episode 0 has no 'retrun'; it has .*policy"):
         opened.filter(lambda episode: episode["retrun"] > 0).num_steps  # noqa: B018
+
+
+def test_a_store_says_which_commit_it_is_as_of(paths):
+    store = expstore.open(paths[0])
+    assert expstore.open(paths[0], at=store.commit).commit == store.commit
+    assert store.filter([]).commit == store.commit
+    with expstore.Writer(paths[0]) as writer:
+        writer.append(store.episode(int(store.episode_numbers[0])))
+    assert store.latest().commit == store.commit + 1
+    with pytest.raises(SchemaError, match="a union of 2 stores has a commit of each"):
+        _ = expstore.open(paths[:2]).commit
