@@ -21,6 +21,7 @@ FORMATS = {
     "diffusion_policy": "expstore.formats.diffusion_policy",
     "ogbench": "expstore.formats.ogbench",
     "rllib": "expstore.formats.rllib",
+    "torchrl": "expstore.formats.torchrl",
     "npz": "expstore.formats.npz",
 }
 
