@@ -68,6 +68,17 @@ class MissingExtraError(ExpstoreError, ImportError):
     """An optional package is needed; the text names what to install."""
 
 
+def how_to_install(extra: str) -> str:
+    """The next move where a `MissingExtraError` is raised.
+
+    >>> how_to_install("hdf5")
+    "install it with: pip install 'expstore[hdf5]', in a checkout: pip install '.[hdf5]'"
+    """
+    return (
+        f"install it with: pip install 'expstore[{extra}]', in a checkout: pip install '.[{extra}]'"
+    )
+
+
 class AnchorShapeError(SchemaError, RuntimeError):
     """Anchors do not have one coordinate per storage dimension."""
 

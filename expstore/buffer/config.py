@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from expstore.buffer.registry import import_modules
-from expstore.errors import MissingExtraError, SchemaError
+from expstore.errors import MissingExtraError, SchemaError, how_to_install
 
 Own = TypeVar("Own", bound="Config")
 
@@ -232,6 +232,6 @@ def _yaml() -> Any:
         import yaml
     except ImportError as error:
         raise MissingExtraError(
-            "YAML needs PyYAML: pip install expstore[yaml]; or give a dict to from_dict"
+            f"YAML needs PyYAML; {how_to_install('yaml')}; or give a dict to from_dict"
         ) from error
     return yaml

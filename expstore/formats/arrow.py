@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from expstore.errors import MissingExtraError, SourceError
+from expstore.errors import MissingExtraError, SourceError, how_to_install
 
 PARQUET_MAGIC = b"PAR1"
 BATCH_BYTES = 16 << 20  # of rows, decoded, held at a time
@@ -34,7 +34,7 @@ def load_pyarrow() -> Any:
         import pyarrow.parquet
     except ImportError as error:
         raise MissingExtraError(
-            "Arrow and Parquet files need pyarrow; install it with: pip install 'expstore[arrow]'"
+            f"Arrow and Parquet files need pyarrow; {how_to_install('arrow')}"
         ) from error
     return pyarrow
 

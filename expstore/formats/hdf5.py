@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from expstore.errors import MissingExtraError, SourceError
+from expstore.errors import MissingExtraError, SourceError, how_to_install
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 # What h5py raises for what is damaged, or is not what its name says.
@@ -45,9 +45,7 @@ def load_h5py() -> Any:
     try:
         import h5py
     except ImportError as error:
-        raise MissingExtraError(
-            "HDF5 files need h5py; install it with: pip install 'expstore[hdf5]'"
-        ) from error
+        raise MissingExtraError(f"HDF5 files need h5py; {how_to_install('hdf5')}") from error
     return h5py
 
 

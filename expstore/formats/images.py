@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from expstore.errors import MissingExtraError, SourceError
+from expstore.errors import MissingExtraError, SourceError, how_to_install
 
 MODES = ("L", "LA", "RGB", "RGBA", "CMYK", "I;16")  # whose pixels are the image, not a palette
 
@@ -49,8 +49,8 @@ def decode_images(
         from PIL import Image
     except ImportError as error:
         raise MissingExtraError(
-            f"{what} holds {' or '.join(formats)} images, which need Pillow; install it with: "
-            "pip install 'expstore[images]'"
+            f"{what} holds {' or '.join(formats)} images, which need Pillow; "
+            f"{how_to_install('images')}"
         ) from error
     decoded: NDArray[Any] | None = None
     for number, frame in enumerate(frames):

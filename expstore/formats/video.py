@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from expstore.errors import MissingExtraError, SourceError
+from expstore.errors import MissingExtraError, SourceError, how_to_install
 
 
 def load_av(what: str) -> Any:
@@ -22,7 +22,7 @@ def load_av(what: str) -> Any:
         import av
     except ImportError as error:
         raise MissingExtraError(
-            f"{what} is video, which needs PyAV; install it with: pip install 'expstore[video]', "
+            f"{what} is video, which needs PyAV; {how_to_install('video')}; "
             "or leave the video out with --drop"
         ) from error
     return av

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from expstore.errors import MissingExtraError, SourceError
+from expstore.errors import MissingExtraError, SourceError, how_to_install
 
 LOG = logging.getLogger(__name__)
 
@@ -29,9 +29,7 @@ def make_environment(env_id: str) -> Any:
     try:
         import gymnasium
     except ImportError as error:
-        raise MissingExtraError(
-            "recording needs gymnasium; install it with: pip install 'expstore[gym]'"
-        ) from error
+        raise MissingExtraError(f"recording needs gymnasium; {how_to_install('gym')}") from error
     if env_id.startswith("ALE/"):
         _register_atari(gymnasium)
     try:

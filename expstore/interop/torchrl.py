@@ -19,6 +19,7 @@ from expstore.errors import (
     SchemaError,
     StateError,
     StepRangeError,
+    how_to_install,
 )
 from expstore.interop.columns import Columns, is_key, refuse_to_write
 from expstore.loading.gather import Gather
@@ -32,7 +33,7 @@ try:  # at the top: its class has to be there when ours is made
     from torchrl.data.replay_buffers.storages import TensorStorage
 except ImportError as error:
     raise MissingExtraError(
-        "expstore.interop.torchrl needs torchrl; install it with: pip install 'expstore[torchrl]'"
+        f"expstore.interop.torchrl needs torchrl; {how_to_install('torchrl')}"
     ) from error
 
 STATE_FILE = "expstore.json"

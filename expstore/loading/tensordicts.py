@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from expstore.errors import MissingExtraError, SchemaError
+from expstore.errors import MissingExtraError, SchemaError, how_to_install
 
 FLAGS = ("done", "terminated", "truncated")
 AFTER_STEP = ("reward", *FLAGS, "has_next")  # TorchRL keeps what comes after a step under "next"
@@ -63,7 +63,7 @@ def to_tensordict(
         from tensordict import TensorDict
     except ImportError as error:
         raise MissingExtraError(
-            "a TensorDict needs tensordict; install it with: pip install 'expstore[torchrl]'"
+            f"a TensorDict needs tensordict; {how_to_install('torchrl')}"
         ) from error
     shape = torch.Size(shape)
     nested: dict[str, Any] = {}
