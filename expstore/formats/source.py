@@ -15,6 +15,7 @@ from expstore.errors import SourceError
 FORMATS = {
     "minari": "expstore.formats.minari",
     "lerobot": "expstore.formats.lerobot",
+    "d3rlpy": "expstore.formats.d3rlpy",
     "d4rl": "expstore.formats.d4rl",
     "robomimic": "expstore.formats.robomimic",
     "aloha": "expstore.formats.aloha",
