@@ -74,6 +74,8 @@ class Cut:
 class RingSource(KeyedSource):
     """A source of rows; the keys count its episodes, `lane/number` where lanes have names."""
 
+    final_rows = 0  # of an episode, that are no steps: 1 where the last row is an observation
+
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.keys: list[int | str] = []
@@ -95,7 +97,7 @@ class RingSource(KeyedSource):
                 key = f"{lane.name}/{number}" if lane.name else number
                 self._cuts[key] = Cut(lane, start, stop, bool(found[stop - 1]))
         self.keys = list(self._cuts)
-        self.num_steps = sum(cut.stop - cut.start for cut in self._cuts.values())
+        self.num_steps = sum(self._steps_of(cut) for cut in self._cuts.values())
 
     def episodes(self, imported: Imported = NOTHING) -> Iterator[SourceEpisode]:
         """Those that are not imported yet.
@@ -105,13 +107,16 @@ class RingSource(KeyedSource):
         """
         for key, length in imported.lengths.items():
             cut = self._cuts.get(key)
-            found = cut.stop - cut.start if cut else 0
+            found = self._steps_of(cut) if cut else 0
             if found != length:
                 raise SourceError(
-                    f"episode {key} of {self.name} has {found} rows, but had {length} when it "
+                    f"episode {key} of {self.name} has {found} steps, but had {length} when it "
                     "was imported: the source has changed; import it to a new store"
                 )
         yield from super().episodes(imported)
+
+    def _steps_of(self, cut: Cut) -> int:
+        return cut.stop - cut.start - self.final_rows
 
     def end_of(self, cut: Cut, data: dict[str, Any]) -> str | None:
         """Why the episode ended, where its flags do not say so; both flags are remarked on."""

@@ -23,6 +23,8 @@ FORMATS = {
     "ogbench": "expstore.formats.ogbench",
     "rllib": "expstore.formats.rllib",
     "torchrl": "expstore.formats.torchrl",
+    "vd4rl": "expstore.formats.vd4rl",
+    "dreamer": "expstore.formats.dreamer",
     "npz": "expstore.formats.npz",
 }
 

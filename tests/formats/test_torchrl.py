@@ -255,5 +255,5 @@ def test_a_buffer_that_has_changed_is_refused_when_it_goes_on(tmp_path: Path) ->
     expstore.ingest_from(tmp_path / "rb", tmp_path / "a.exp")
     dump(tmp_path / "rb", 9, steps(6, (2,)))
 
-    with pytest.raises(SourceError, match="has 3 rows, but had 1 when it was imported"):
+    with pytest.raises(SourceError, match="has 3 steps, but had 1 when it was imported"):
         expstore.ingest_from(tmp_path / "rb", tmp_path / "a.exp", resume=True)
