@@ -103,10 +103,10 @@ def open_folder(path: Path) -> Source:
     Raises:
         SourceError: there are no such files.
     """
-    names = _first_names(path)
-    if names is None:
+    first = _first(path)
+    if first is None:
         raise SourceError(f"{path} is not of Dreamer or DrQ-v2; looked for {LOOKS_FOR}")
-    return DreamerChunks(path, FORMAT_NAME) if is_chunk(names) else DreamerEpisodes(path)
+    return DreamerChunks(path, FORMAT_NAME) if is_chunk(*first) else DreamerEpisodes(path)
 
 
 def _is_episode(names: Mapping[str, Any]) -> bool:
@@ -114,12 +114,13 @@ def _is_episode(names: Mapping[str, Any]) -> bool:
     return set(REQUIRED) <= names.keys() and bool(others)
 
 
-def _first_names(path: Path) -> list[str] | None:
-    """Keys of the first file that can be read."""
+def _first(path: Path) -> tuple[list[str], str] | None:
+    """Keys and name of the first file that can be read."""
     for file in _files(path)[:TRIED]:
         try:
             with zipfile.ZipFile(file) as archive:
-                return [name.removesuffix(".npy") for name in archive.namelist()]
+                keys = [name.removesuffix(".npy") for name in archive.namelist()]
+                return keys, file.name
         except UNREADABLE:
             continue
     return None
@@ -145,12 +146,12 @@ def _begins_with_a_dummy(file: Path) -> bool:
 
 
 def _sniff(path: Path) -> bool:
-    names = _first_names(path)
-    if names is None:
+    first = _first(path)
+    if first is None:
         return False
-    if is_chunk(names):
+    if is_chunk(*first):
         return True
-    if not _is_episode(dict.fromkeys(names)):
+    if not _is_episode(dict.fromkeys(first[0])):
         return False
     for file in _files(path)[:TRIED]:
         try:

@@ -214,9 +214,10 @@ class DreamerChunks:
             )
 
 
-def is_chunk(names: Collection[str]) -> bool:
-    """Whether the keys of a file are those of a chunk."""
-    return {*REQUIRED, "stepid"} <= set(names)
+def is_chunk(keys: Collection[str], name: str) -> bool:
+    """Whether a file with these keys is a chunk; the first releases wrote no `stepid`."""
+    is_named = _NAME.fullmatch(name) is not None and "discount" not in keys
+    return {*REQUIRED} <= set(keys) and ("stepid" in keys or is_named)
 
 
 def _is_action(name: str) -> bool:

@@ -1,7 +1,4 @@
-"""Episodes and chunks of Dreamer and DrQ-v2, written with numpy as those write them.
-
-None of them can be installed as a package that writes its replay.
-"""
+"""Episodes and chunks of Dreamer and DrQ-v2: V2 as it wrote them itself, others as they do."""
 
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from expstore.formats import open_source
 
 UUIDS = [f"{i:x}".rjust(22, "a") for i in range(8)]
 END = "0" * 22
+WRITTEN = Path(__file__).parent / "data" / "dreamerv2"
 
 
 def episode(num_steps: int, **more: Any) -> dict[str, Any]:
@@ -109,6 +107,22 @@ def test_an_action_belongs_to_the_previous_observation(tmp_path: Path) -> None:
     assert last.tobytes() == given["image"][4:].tobytes()
     assert report.final_observations == 1
     assert report.dropped_steps == {"row 0 of an episode, whose action and reward are dummies": 1}
+
+
+def test_what_version_2_wrote_arrives_byte_for_byte(tmp_path: Path) -> None:
+    given = np.load(WRITTEN.with_suffix(".npz"))
+
+    report = expstore.ingest_from(WRITTEN, tmp_path / "a.exp")
+
+    store = expstore.open(tmp_path / "a.exp")
+    assert report.end_reasons == {"terminated": 1, "truncated": 1}
+    for number in range(2):
+        back = store.episode(number)
+        start, stop = (0, 4) if len(back["reward"]) == 3 else (4, 9)
+        assert back["observation"]["image"].tobytes() == given["image"][start:stop].tobytes()
+        for name in ("action", "reward"):
+            expected = given[name][start + 1 : stop].astype(np.float32)
+            assert back[name].tobytes() == expected.tobytes()
 
 
 def test_a_discount_of_0_terminates_and_nothing_else_is_said_by_version_1(tmp_path: Path) -> None:
@@ -207,6 +221,14 @@ def test_chunks_shift_the_reward_by_one(tmp_path: Path) -> None:
     assert last.tobytes() == given["position"][[3, 6]].tobytes()
     assert set(report.left_out) == {"stepid", "dyn/deter", "log/reward"}
     assert report.final_observations == 2
+
+
+def test_chunks_of_the_first_releases_are_known_by_their_names(tmp_path: Path) -> None:
+    given = stream((4, 3))
+    del given["stepid"]
+    write_chunks(tmp_path / "v3", given, (7,))
+
+    assert ingest(tmp_path / "v3")[0].episodes["length"].tolist() == [3, 2]
 
 
 def test_an_episode_goes_on_in_the_chunk_that_the_name_tells(tmp_path: Path) -> None:
