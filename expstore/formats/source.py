@@ -23,6 +23,7 @@ FORMATS = {
     "ogbench": "expstore.formats.ogbench",
     "rllib": "expstore.formats.rllib",
     "torchrl": "expstore.formats.torchrl",
+    "rlds": "expstore.formats.rlds",
     "vd4rl": "expstore.formats.vd4rl",
     "dreamer": "expstore.formats.dreamer",
     "npz": "expstore.formats.npz",
