@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 # modules of `storage`, lowest first; each may import those of earlier lines only
 STORAGE = (
     ("layout",),
-    ("files", "parallel", "row_kernels"),
+    ("files", "parallel", "row_kernels", "zstd"),
     ("protocols", "mapping"),
     ("mapped", "coded", "ragged", "boundaries", "holding", "tombstones"),
     ("undecided",),

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numcodecs import zstd
 from numpy.typing import NDArray
 
 from expstore.errors import DamagedError, StorageError
-from expstore.storage import files
+from expstore.storage import files, zstd
 from expstore.storage.layout import MISSING_CHUNK, ZSTD_LEVEL, ArrayLayout
-from expstore.storage.mapping import missing_file
+from expstore.storage.mapping import as_words, is_streamed, missing_file
 from expstore.storage.parallel import ONE, Threads
 
 SHARDS_KEPT = 4096  # maps of shard files per column
@@ -30,7 +29,7 @@ CHUNKS_PER_CALL = 4  # decoded by a thread before it asks for more work
 
 def encode(rows: NDArray[Any]) -> bytes:
     """An inner chunk as it is stored: zstd, then the CRC-32C of that."""
-    data: bytes = zstd.compress(np.ascontiguousarray(rows), ZSTD_LEVEL)
+    data = zstd.compress(rows, ZSTD_LEVEL)
     return data + files.crc32c(data).to_bytes(4, "little")
 
 
@@ -45,7 +44,7 @@ def decode(data: NDArray[np.uint8], out: NDArray[Any], path: Path, chunk: int) -
         raise DamagedError(f"inner chunk {chunk} of {path} fails its checksum; run expstore verify")
     try:
         zstd.decompress(body, out.reshape(-1).view(np.uint8))
-    except (RuntimeError, ValueError) as error:
+    except ValueError as error:
         raise DamagedError(
             f"inner chunk {chunk} of {path} cannot be decoded: {error}; run expstore verify"
         ) from error
@@ -258,13 +257,15 @@ class CodedColumn:
     ) -> NDArray[Any]:
         """Copy rows, all within `start` to `stop`, in any order into `out`.
 
-        Every inner chunk is decoded once, into `out` itself where it is wanted whole.
+        Every inner chunk is decoded once: into `out` itself where it is wanted whole, unless no
+        cache holds `out`, which is then written only once, from a buffer that stays in the cache.
         """
         repeated = np.flatnonzero(rows[1:] == rows[:-1]) + 1
         pieces = self._pieces(rows, repeated)
         size = CHUNKS_PER_CALL
         groups = [pieces[i : i + size] for i in range(0, len(pieces), size)]
-        threads.run([partial(self._fill, group, out, stop) for group in groups])
+        fill = self._stream if is_streamed(out) else self._fill
+        threads.run([partial(fill, group, out, stop) for group in groups])
         if len(repeated):  # padding: copied from the row before, which is there by now
             first = np.arange(len(rows))
             first[repeated] = 0
@@ -320,6 +321,16 @@ class CodedColumn:
             for first, count, place in piece.copies:
                 if place != whole:
                     out[place : place + count] = decoded[first : first + count]
+
+    def _stream(self, pieces: list[Piece], out: NDArray[Any], stop: int) -> None:
+        from expstore.storage.row_kernels import copy_block
+
+        decoded = self._scratch()
+        read, write = as_words(decoded), as_words(out)
+        for piece in pieces:
+            self._decode(piece.chunk, decoded, stop)
+            for first, count, place in piece.copies:
+                copy_block(read, first, count, write, place)
 
     def _scratch(self) -> NDArray[Any]:
         """Room for one inner chunk, of this thread; fresh memory would be faulted in anew."""

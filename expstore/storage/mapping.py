@@ -30,6 +30,7 @@ CHUNKS_KEPT = 64  # files mapped at once by a column that is read file by file
 SPLIT_BYTES = 1 << 20  # rows of a batch are copied by several threads from this size on
 STREAMED_BYTES = 24 << 20  # rows of a batch that no cache holds
 STREAMED_ROW_BYTES = 4096  # least size of such a row
+STREAMED_ALIGNMENT = 16  # of such rows, in bytes: what row_kernels stores at a time
 RESERVED_BYTES = 64 << 30  # least address space of a column, so that it can grow in place
 
 
@@ -164,16 +165,12 @@ class MappedColumn:
 
 
 def is_streamed(out: NDArray[Any]) -> bool:
-    """Whether a compiled loop copies large rows into `out` (n, *shape) faster than memmove.
-
-    It takes half the time where the batch is larger than the caches, and nearly twice the time
-    where it is not (AMD EPYC, rows of 4 to 100 KiB).
-    """
+    """Whether large rows go into `out` (n, *shape) past the caches, as no cache holds them all."""
     return (
         out.nbytes >= STREAMED_BYTES
         and out.strides[0] >= STREAMED_ROW_BYTES
         and out.flags.c_contiguous
-        and not (out.strides[0] | out.ctypes.data) % 8
+        and not (out.strides[0] | out.ctypes.data) % STREAMED_ALIGNMENT
     )
 
 

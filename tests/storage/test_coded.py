@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import expstore
 from expstore.errors import DamagedError, SchemaError
+from expstore.storage import mapping
 from expstore.storage.coded import CodedAppender, CodedColumn
 from expstore.storage.layout import ArrayLayout, inner_rows, shard_rows
 from expstore.storage.parallel import Threads
@@ -95,6 +96,32 @@ def test_any_rows_in_any_order(
     coded.take(order, out, 0, 70, Threads(num_threads))
 
     assert np.array_equal(out, rows(0, 70)[order])
+    assert coded.num_decoded == len(np.unique(order // 8))
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_batches_that_no_cache_holds_are_read_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int
+):
+    pytest.importorskip("numba")
+    monkeypatch.setattr(mapping, "STREAMED_BYTES", 1)
+    monkeypatch.setattr(mapping, "STREAMED_ROW_BYTES", 1)
+    rng = np.random.default_rng(0)
+    wide = ArrayLayout("steps/x", "step", (8,), np.dtype("<i4"), chunk_rows=32, inner_rows=8)
+    data = rng.integers(0, 99, (100, 8)).astype("<i4")
+    (tmp_path / "steps/x").mkdir(parents=True)
+    appender = CodedAppender(tmp_path, wide, 0)
+    appender.append(data)
+    write(appender)
+    coded = CodedColumn(tmp_path, wide)
+
+    windows = [np.minimum(np.arange(first, first + 20), 99) for first in rng.integers(0, 99, 30)]
+    order = np.concatenate([*windows, rng.integers(0, 99, 50)])
+    out = np.full((len(order), 8), -1, "<i4")
+    assert mapping.is_streamed(out)
+    coded.take(order, out, 0, 100, Threads(num_threads))
+
+    assert np.array_equal(out, data[order])
     assert coded.num_decoded == len(np.unique(order // 8))
 
 

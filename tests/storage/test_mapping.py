@@ -292,6 +292,9 @@ def test_batches_that_no_cache_holds_are_copied_alike(
     tmp_path, monkeypatch, shape, dtype, num_threads
 ):
     pytest.importorskip("numba")
+    from expstore.storage.row_kernels import STORE_BYTES
+
+    assert mapping.STREAMED_ALIGNMENT % STORE_BYTES == 0
     rows = np.random.default_rng(0).integers(0, 255, (9000, *shape)).astype(dtype)
     with writer(tmp_path / "a.exp", layout="mapped", chunk_steps=1) as out:
         out.append({"x": rows})
