@@ -40,6 +40,7 @@ def ingest_from(
     infos: bool = False,
     keep_encoded: bool = False,
     done_mode: int | None = None,
+    trust: bool = False,
     cast: bool = False,
     layout: str | Mapping[str, str] = "auto",
     progress: Callable[[IngestProgress], None] | None = None,
@@ -64,6 +65,8 @@ def ingest_from(
             step; by default they are decoded. Nothing is ever encoded again.
         done_mode: for robomimic, what its `dones` mean: 0 success, 1 the end of the
             demonstration, 2 either.
+        trust: let pickles run the code that they name, which may be anything. Without, they are
+            read as data, and those that need more are refused.
         cast: as for `Writer`.
         layout: as for `Writer`.
         progress: called after each episode, and now and then in it.
@@ -92,6 +95,7 @@ def ingest_from(
         infos=infos or None,
         keep_encoded=keep_encoded or None,
         done_mode=done_mode,
+        trust=trust or None,
     )
     recording = _given(num_steps=steps, seed=seed, policy=policy)
     opened = _opened(source, format, episodes, recording, options)

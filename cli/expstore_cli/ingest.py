@@ -64,6 +64,7 @@ Examples:
     type=COUNT,
     help="For robomimic, what dones mean: 0 success, 1 the end, 2 either.",
 )
+@click.option("--trust", is_flag=True, help="Let pickles run whatever code they name.")
 @click.option(
     "--expect-episodes",
     type=COUNT,
@@ -86,6 +87,7 @@ def ingest(
     infos: bool,
     keep_encoded: bool,
     done_mode: int | None,
+    trust: bool,
     expect_episodes: int | None,
     resume: bool,
     cast: bool,
@@ -119,6 +121,7 @@ def ingest(
                 infos=infos,
                 keep_encoded=keep_encoded,
                 done_mode=done_mode,
+                trust=trust,
                 cast=cast,
                 progress=bar.update,
             )

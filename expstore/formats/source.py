@@ -24,6 +24,7 @@ FORMATS = {
     "rllib": "expstore.formats.rllib",
     "torchrl": "expstore.formats.torchrl",
     "rlds": "expstore.formats.rlds",
+    "sb3": "expstore.formats.sb3",
     "vd4rl": "expstore.formats.vd4rl",
     "dreamer": "expstore.formats.dreamer",
     "npz": "expstore.formats.npz",
