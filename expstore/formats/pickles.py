@@ -1,0 +1,286 @@
+"""Pickles read without running what they name: objects become their attributes, arrays stay in
+the file until rows of them are asked for.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import pickletools
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expstore.errors import SourceError
+
+LARGE = 64 << 10  # bytes; the content of smaller arrays is held
+KINDS = "?biufSU"  # of dtypes, by their codes; objects are no numbers
+NUMPY = ("numpy.core.", "numpy._core.")
+CUT_OFF = ("exhausted before end of frame", "data was truncated")
+UNREADABLE = (
+    *(pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError),
+    *(TypeError, ValueError, OverflowError, MemoryError, struct.error, UnicodeError),
+    *(RecursionError, AssertionError),
+)
+_PYTHONS_OWN: Any = vars(pickle)["_Unpickler"]  # the one in C cannot leave bytes in the file
+
+
+class Inert:
+    """Stands for an object of a class that is named, but neither imported nor called."""
+
+    def __init__(self, *arguments: Any, **_: Any) -> None:
+        self.arguments = arguments
+
+    def __new__(cls, *_: Any, **__: Any) -> Inert:
+        return super().__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        for part in state if isinstance(state, tuple) else (state,):
+            if isinstance(part, dict):
+                self.__dict__.update({str(name): value for name, value in part.items()})
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def append(self, item: Any) -> None:
+        pass
+
+    def extend(self, items: Any) -> None:
+        pass
+
+
+class InFile:
+    """Bytes that were left in the file."""
+
+    def __init__(self, path: Path, offset: int, num_bytes: int) -> None:
+        self.path, self.offset, self.num_bytes = path, offset, num_bytes
+
+
+class StoredDtype:
+    """A dtype as it is pickled: a code, then the order of its bytes."""
+
+    def __init__(self, code: Any = "", *_: Any) -> None:
+        self._code, self._order = str(code), "<"
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._order = str(state[1])
+
+    @property
+    def is_objects(self) -> bool:
+        return self._code.startswith("O")
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        if not self._code or self._code[0] not in KINDS:
+            raise SourceError(f"dtype {self._code!r} is not read")
+        return np.dtype(self._code).newbyteorder(">" if self._order == ">" else "<")
+
+
+class StoredArray:
+    """An array of numbers, whose rows are read as they are asked for; or of objects.
+
+    Attributes:
+        shape: of all of it.
+        objects: the elements, where they are no numbers.
+    """
+
+    def __init__(self) -> None:
+        self.shape: tuple[int, ...] = ()
+        self.objects: list[Any] | None = None
+        self._dtype = np.dtype(np.uint8)
+        self._content: bytes | InFile = b""
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, dtype, is_columns, content = state
+        self.fill(content, dtype, shape, "F" if is_columns else "C")
+
+    def fill(self, content: Any, dtype: Any, shape: Any, order: Any) -> StoredArray:
+        self.shape = tuple(int(n) for n in (shape if isinstance(shape, tuple) else (shape,)))
+        if not isinstance(dtype, StoredDtype):
+            raise SourceError("an array has no dtype")
+        if dtype.is_objects:
+            self.objects = content if isinstance(content, list) else []
+            return self
+        self._dtype = dtype.dtype
+        num_bytes = content.num_bytes if isinstance(content, InFile) else len(content)
+        if order == "F" and sum(n > 1 for n in self.shape) > 1:
+            raise SourceError("an array lies column by column, so its rows cannot be read in turn")
+        if num_bytes != self._dtype.itemsize * math.prod(self.shape):
+            raise SourceError(f"an array of shape {self.shape} has {num_bytes:,} bytes")
+        self._content = content
+        return self
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        start, stop, _ = rows.indices(len(self))
+        size = math.prod(self.shape[1:])
+        count, skipped = (stop - start) * size, start * size * self._dtype.itemsize
+        if isinstance(self._content, InFile):
+            offset = self._content.offset + skipped
+            flat = np.fromfile(self._content.path, self._dtype, count=count, offset=offset)
+        else:
+            flat = np.frombuffer(self._content, self._dtype, count=count, offset=skipped).copy()
+        return flat.reshape(stop - start, *self.shape[1:])
+
+
+class _Unpickler(_PYTHONS_OWN):  # type: ignore[misc]
+    """Python's own unpickler in Python, with nothing to find but what is harmless."""
+
+    dispatch: ClassVar[dict[int, Any]] = dict(_PYTHONS_OWN.dispatch)
+
+    def __init__(self, file: BinaryIO, path: Path, known: Sequence[str]) -> None:
+        super().__init__(file)
+        self._source, self._path, self._known = file, path, tuple(known)
+        self._num_bytes = path.stat().st_size
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.startswith(NUMPY):
+            if name == "_reconstruct":
+                return lambda *_: StoredArray()
+            if name == "_frombuffer":
+                return lambda *state: StoredArray().fill(*state)
+            if name == "scalar":
+                return _scalar
+        found = _HARMLESS.get((module, name))
+        if found is not None:
+            return found
+        is_dtype = module == "numpy" and hasattr(np, name) and isinstance(getattr(np, name), type)
+        if is_dtype or module.split(".")[0] in self._known or module.startswith("numpy.random"):
+            return type(name, (Inert,), {"origin": f"{module}.{name}"})
+        raise SourceError(
+            f"{self._path} names {module}.{name}, which is no part of such a buffer, and "
+            "unpickling it would run code; if you trust whoever made the file, use --trust "
+            "(trust=True)"
+        )
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise SourceError(f"{self._path} refers to what lies elsewhere")
+
+    def _bytes(self, num_bytes: int) -> Any:
+        """So many bytes; where they are many, only where they lie."""
+        if num_bytes < LARGE or self._unframer.current_frame is not None:
+            return self.read(num_bytes)
+        found = InFile(self._path, self._source.tell(), num_bytes)
+        if found.offset + num_bytes > self._num_bytes:
+            raise EOFError(f"{found.offset + num_bytes:,} bytes, {self._num_bytes:,} are there")
+        self._source.seek(num_bytes, io.SEEK_CUR)
+        return found
+
+    def _load_long_bytes(self) -> None:
+        (num_bytes,) = struct.unpack("<Q", self.read(8))
+        self.append(self._bytes(num_bytes))
+
+    def _load_bytes(self) -> None:
+        (num_bytes,) = struct.unpack("<I", self.read(4))
+        self.append(self._bytes(num_bytes))
+
+    dispatch[pickle.BINBYTES8[0]] = _load_long_bytes
+    dispatch[pickle.BYTEARRAY8[0]] = _load_long_bytes
+    dispatch[pickle.BINBYTES[0]] = _load_bytes
+
+
+def read_pickle(path: Path, known: Sequence[str]) -> Any:
+    """What a pickle holds, objects as `Inert` with attributes and arrays as `StoredArray`.
+
+    Args:
+        known: packages whose classes may be named; none of them is imported.
+
+    Raises:
+        SourceError: something else is named, or the file is cut off or damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            return _Unpickler(file, path, known).load()
+    except SourceError:
+        raise
+    except UNREADABLE as error:
+        if isinstance(error, EOFError) or any(text in str(error) for text in CUT_OFF):
+            detail = f" ({_text(error)})" if str(error) else ""
+            raise SourceError(
+                f"{path} is cut off{detail}: a pickle is read whole or not at all; copy it again"
+            ) from error
+        raise SourceError(f"{path} cannot be read as a pickle: {_text(error)}") from error
+
+
+def run_pickle(path: Path) -> Any:
+    """What a pickle makes of itself; it may run any code.
+
+    Raises:
+        SourceError: whatever it raised.
+    """
+    try:
+        with path.open("rb") as file:
+            return pickle.load(file)
+    except Exception as error:
+        raise SourceError(f"{path} cannot be unpickled: {_text(error)}") from error
+
+
+def first_class(path: Path) -> tuple[str, str] | None:
+    """Module and name of the first class that a pickle names; nothing of it is run."""
+    texts: list[str] = []
+    try:
+        with path.open("rb") as file:
+            if not path.is_file() or file.peek(1)[:1] != pickle.PROTO:
+                return None
+            for number, (opcode, argument, _) in enumerate(pickletools.genops(file)):
+                if opcode.name == "GLOBAL":
+                    module, _, name = str(argument).partition(" ")
+                    return module, name
+                if opcode.name == "STACK_GLOBAL":
+                    return (texts[-2], texts[-1]) if len(texts) > 1 else None
+                if isinstance(argument, str):
+                    texts.append(argument)
+                if number > 32:
+                    break
+    except (ValueError, OSError, UnicodeError):
+        pass
+    return None
+
+
+def _scalar(dtype: StoredDtype, content: bytes) -> Any:
+    return np.frombuffer(content, dtype.dtype)[0]
+
+
+def _reconstructor(cls: Callable[..., Any], *_: Any) -> Any:
+    return cls()
+
+
+def _encode(text: Any, encoding: Any = "latin1") -> bytes:
+    """How bytes lie in pickles of old protocols."""
+    if encoding != "latin1" or not isinstance(text, str):
+        raise ValueError(f"bytes as {encoding} are not read")
+    return text.encode("latin1")
+
+
+def _text(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+_HARMLESS: dict[tuple[str, str], Any] = {
+    ("numpy", "dtype"): StoredDtype,
+    ("numpy", "ndarray"): Inert,
+    ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "deque"): Inert,
+    ("builtins", "set"): set,
+    ("builtins", "frozenset"): frozenset,
+    ("builtins", "slice"): slice,
+    ("builtins", "range"): range,
+    ("_codecs", "encode"): _encode,
+    ("copyreg", "_reconstructor"): _reconstructor,
+    ("copy_reg", "_reconstructor"): _reconstructor,
+    ("builtins", "object"): Inert,
+    ("__builtin__", "object"): Inert,
+    ("__builtin__", "set"): set,
+}
