@@ -25,6 +25,7 @@ FORMATS = {
     "torchrl": "expstore.formats.torchrl",
     "rlds": "expstore.formats.rlds",
     "sb3": "expstore.formats.sb3",
+    "tianshou": "expstore.formats.tianshou",
     "vd4rl": "expstore.formats.vd4rl",
     "dreamer": "expstore.formats.dreamer",
     "npz": "expstore.formats.npz",
