@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ import numpy as np
 import expstore
 from benchmarks.experience import NEVER_S, Columns, cheetahs
 from benchmarks.measure import timed_in_turns
-from benchmarks.results import Figure, Goal, Mismatch, Result
+from benchmarks.results import Figure, Mismatch, Result, ratio
+from benchmarks.run import Run
+from benchmarks.windows import named
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,21 @@ class Size:
     episode_steps: int
     rounds: int
     commits: int = 4
+    different_episodes: int = 590  # more are these again
 
 
 SIZES = {
     "full": Size(50, 1000, rounds=10),
     "quick": Size(50, 1000, rounds=4),
     "tiny": Size(3, 20, rounds=1, commits=1),
+}
+LARGE = {  # with the share of the bare file's speed that is to be reached
+    "full": (
+        (Size(590, 1000, rounds=7, commits=1), 0.5),
+        (Size(5_900, 1000, rounds=3, commits=1), 0.7),
+    ),
+    "quick": ((Size(590, 1000, rounds=3, commits=1), 0.5),),
+    "tiny": ((Size(4, 20, rounds=1, commits=1, different_episodes=2), 0.5),),
 }
 DURABLE, FAST = "expstore, commit with fsync", "expstore, durable=False"
 TOFILE = "numpy.tofile into one file, fsync"
@@ -101,26 +113,12 @@ class MinariHDF5:
     """
 
     def __init__(self, path: Path, episodes: list[Columns], *, collected: bool):
-        from gymnasium.spaces import Box
-        from minari.data_collector.episode_buffer import EpisodeBuffer
-        from minari.dataset.minari_storage import MinariStorage
+        from benchmarks.peers.minari import buffer_of, storage_of
 
-        path.mkdir()
         self.num_episodes = len(episodes)
-        spaces = [Box(-np.inf, np.inf, (17,), np.float64), Box(-1, 1, (6,), np.float32)]
-        self.storage = MinariStorage.new(path, *spaces, data_format="hdf5")
+        self.storage = storage_of(path, episodes[0])
         as_given = list if collected else np.asarray
-        buffers = [
-            EpisodeBuffer(
-                seed=seed,
-                observations=as_given(episode["observation"]),
-                actions=as_given(episode["action"]),
-                rewards=as_given(episode["reward"]),
-                terminations=as_given(episode["terminated"]),
-                truncations=as_given(episode["truncated"]),
-            )
-            for seed, episode in enumerate(episodes)
-        ]
+        buffers = [buffer_of(episode, seed, as_given) for seed, episode in enumerate(episodes)]
         self.calls: list[list[Any]] = [[b] for b in buffers] if collected else [buffers]
 
     def append(self) -> None:
@@ -128,27 +126,53 @@ class MinariHDF5:
             self.storage.update_episodes(buffers)
 
     def first(self) -> Iterator[Columns]:
-        for episode in self.storage.get_episodes(range(self.num_episodes)):
-            yield {
-                "observation": episode["observations"],
-                "action": episode["actions"],
-                "reward": episode["rewards"],
-                "terminated": episode["terminations"],
-                "truncated": episode["truncations"],
-            }
+        from benchmarks.peers.minari import columns_of
+
+        return map(columns_of, self.storage.get_episodes(range(self.num_episodes)))
 
 
-def run_append(folder: Path, scale: str) -> Result:
-    """Bytes per second, all on one file system."""
-    size = SIZES[scale]
+def run_append(folder: Path, run: Run) -> Result:
+    """Small commits, beside Minari."""
+    size = run.of(SIZES)
     episodes = cheetahs(size.num_episodes, size.episode_steps)
     contestants: dict[str, Appender] = {
         DURABLE: Expstore(folder / "durable.exp", episodes, durable=True),
         FAST: Expstore(folder / "fast.exp", episodes, durable=False),
         TOFILE: BareFile(folder / "bare", episodes),
-        ARRAYS: MinariHDF5(folder / "arrays", episodes, collected=False),
-        COLLECTED: MinariHDF5(folder / "collected", episodes, collected=True),
     }
+    if run.wants("minari"):
+        contestants[ARRAYS] = MinariHDF5(folder / "arrays", episodes, collected=False)
+        contestants[COLLECTED] = MinariHDF5(folder / "collected", episodes, collected=True)
+    figures = appended(contestants, episodes, size)
+    goals = [
+        *ratio("expstore / tofile + fsync", figures, DURABLE, TOFILE, 0.25, at_most=False),
+        *ratio("expstore / Minari as it collects", figures, DURABLE, COLLECTED, 10, at_most=False),
+    ]
+    return Result("append", about(size, episodes), figures, goals)
+
+
+def run_append_large(folder: Path, run: Run) -> Result:
+    """Commits of 100 MB and of 1 GB, beside the bare file."""
+    figures, goals, abouts = [], [], []
+    for size, limit in run.of(LARGE):
+        episodes = cheetahs(size.different_episodes, size.episode_steps)
+        episodes = (episodes * -(-size.num_episodes // len(episodes)))[: size.num_episodes]
+        # Of each size, the files are removed before the next one's are written.
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            contestants: dict[str, Appender] = {
+                DURABLE: Expstore(Path(own) / "durable.exp", episodes, durable=True),
+                TOFILE: BareFile(Path(own) / "bare", episodes),
+            }
+            found = appended(contestants, episodes, size)
+        what = f"{num_bytes(episodes) / 1e6:,.0f} MB per commit"
+        goals += ratio(f"{what}: expstore / tofile", found, DURABLE, TOFILE, limit, at_most=False)
+        figures += named(found, what)
+        abouts.append(about(size, episodes))
+    return Result("append-large", "; and ".join(abouts), figures, goals)
+
+
+def appended(contestants: dict[str, Appender], episodes: list[Columns], size: Size) -> list[Figure]:
+    """Bytes per second, all on one file system, after what they wrote has been read back."""
     for name, contestant in contestants.items():
         contestant.append()
         check_same_bytes(name, contestant, episodes)
@@ -159,21 +183,21 @@ def run_append(folder: Path, scale: str) -> Result:
         calls=size.commits,
         before=os.sync,
     )
-    num_bytes = sum(rows.nbytes for episode in episodes for rows in episode.values())
-    figures = [
-        Figure.of(name, [num_bytes / s / 1e6 for s in values], "MB/s")
+    return [
+        Figure.of(name, [num_bytes(episodes) / s / 1e6 for s in values], "MB/s")
         for name, values in seconds.items()
     ]
-    rate = {figure.contestant: figure.median for figure in figures}
-    goals = [
-        Goal("expstore / tofile + fsync", rate[DURABLE] / rate[TOFILE], 0.25, at_most=False),
-        Goal("expstore / Minari as it collects", rate[DURABLE] / rate[COLLECTED], 10, False),
-    ]
-    about = (
-        f"{size.num_episodes} episodes of {size.episode_steps:,} steps as HalfCheetah gives them "
-        f"({num_bytes / 1e6:.1f} MB) appended and committed, again and again"
+
+
+def num_bytes(episodes: list[Columns]) -> int:
+    return sum(rows.nbytes for episode in episodes for rows in episode.values())
+
+
+def about(size: Size, episodes: list[Columns]) -> str:
+    return (
+        f"{size.num_episodes:,} episodes of {size.episode_steps:,} steps as HalfCheetah gives them "
+        f"({num_bytes(episodes) / 1e6:,.1f} MB) appended and committed, again and again"
     )
-    return Result("append", about, figures, goals)
 
 
 def check_same_bytes(name: str, contestant: Appender, episodes: list[Columns]) -> None:

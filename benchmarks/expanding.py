@@ -17,6 +17,7 @@ import expstore
 from benchmarks.experience import Experience, flags
 from benchmarks.measure import timed_in_turns
 from benchmarks.results import Figure, Goal, Mismatch, Result
+from benchmarks.run import Run
 
 LIMIT_US = 80
 EPISODE_STEPS = 1000
@@ -42,9 +43,9 @@ SIZES = {
 }
 
 
-def run_expand(folder: Path, scale: str) -> Result:
+def run_expand(folder: Path, run: Run) -> Result:
     """Integers and masks only: nothing is read."""
-    size = SIZES[scale]
+    size = run.of(SIZES)
     figures, goals = [], []
     for num_steps in size.num_steps:
         at = f"{num_steps:,} steps"

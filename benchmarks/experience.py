@@ -41,9 +41,11 @@ class Experience:
                 for name, rows in self.columns.items()
             }
 
-    def write(self, path: Path, layout: str = "mapped") -> expstore.Store:
+    def write(self, path: Path, layout: str = "mapped", *, durable: bool = True) -> expstore.Store:
         """A store of it."""
-        with expstore.Writer(path, layout=layout, commit_interval_s=NEVER_S) as writer:
+        with expstore.Writer(
+            path, layout=layout, commit_interval_s=NEVER_S, durable=durable
+        ) as writer:
             for episode in self.episodes():
                 writer.append(episode)
         return expstore.open(path)
@@ -56,6 +58,19 @@ def vectors(num_steps: int, episode_steps: int, seed: int = 0) -> Experience:
         {
             "observation": rng.standard_normal((num_steps, 17), np.float32),
             "action": rng.standard_normal((num_steps, 6), np.float32),
+            "reward": rng.standard_normal(num_steps, np.float32),
+            **flags(num_steps, episode_steps),
+        },
+        episode_steps,
+    )
+
+
+def scalars(num_steps: int, episode_steps: int, seed: int = 0) -> Experience:
+    """One float32 as action, a float32 reward and two flags: small where steps are many."""
+    rng = np.random.default_rng(seed)
+    return Experience(
+        {
+            "action": rng.standard_normal((num_steps, 1), np.float32),
             "reward": rng.standard_normal(num_steps, np.float32),
             **flags(num_steps, episode_steps),
         },

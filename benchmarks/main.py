@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.plots import draw
 from benchmarks.report import machine, markdown
 from benchmarks.results import Result
-from benchmarks.workloads import SCALES, WORKLOADS, workload
+from benchmarks.run import PEERS, SCALES, Run
+from benchmarks.workloads import WORKLOADS, workload
 
 EXAMPLE = "example: scripts/bench --quick --only windows-vectors append --out bench.json"
 
@@ -28,10 +30,13 @@ def main(arguments: list[str] | None = None) -> None:
         tempfile.TemporaryDirectory(prefix="bench-", dir=options.folder) as folder,
     ):
         load = [os.getloadavg()[0]]
-        results = run(options.only or list(WORKLOADS), options.scale, Path(folder))
+        asked = Run(options.scale, None if options.peer is None else frozenset(options.peer))
+        results = run(options.only or list(WORKLOADS), asked, Path(folder))
         load.append(os.getloadavg()[0])
         found = document(results, options.scale, Path(folder), load)
     print(f"\n{markdown(results)}", file=sys.stderr)
+    if options.plot:
+        draw(found, options.plot)
     text = json.dumps(found, indent=2) + "\n"
     if options.out:
         options.out.write_text(text)
@@ -49,6 +54,10 @@ def parser() -> argparse.ArgumentParser:
     none = "hardly any data: shows that everything runs, measures nothing"
     scale.add_argument("--tiny", dest="scale", action="store_const", const="tiny", help=none)
     described.set_defaults(scale=SCALES[0])
+    peers = f"beside these only, of: {', '.join(PEERS)}; all that are installed by default"
+    described.add_argument("--peer", nargs="+", choices=PEERS, metavar="NAME", help=peers)
+    plot = "draw a plot of each workload into DIR (needs matplotlib, the extra `plot`)"
+    described.add_argument("--plot", type=Path, metavar="DIR", help=plot)
     names = f"workloads, of: {', '.join(WORKLOADS)}"
     described.add_argument("--only", nargs="+", choices=WORKLOADS, metavar="NAME", help=names)
     described.add_argument("--out", type=Path, metavar="FILE", help="for the JSON, else stdout")
@@ -57,14 +66,14 @@ def parser() -> argparse.ArgumentParser:
     return described
 
 
-def run(names: list[str], scale: str, folder: Path) -> list[Result]:
+def run(names: list[str], asked: Run, folder: Path) -> list[Result]:
     """Run the workloads one after the other, each in an empty folder that is removed after it."""
     results = []
     for name in names:
         print(f"{name} ...", file=sys.stderr, flush=True)
         start = time.perf_counter()
         with tempfile.TemporaryDirectory(dir=folder) as own:
-            results.append(workload(name)(Path(own), scale))
+            results.append(workload(name)(Path(own), asked))
         print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     return results
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+TURN_S = 0.3  # a slow contestant makes fewer calls, at least one
+
 
 def timed_in_turns(
     contestants: Mapping[str, Callable[[], Any]],
@@ -23,7 +25,7 @@ def timed_in_turns(
     Args:
         contestants: what to call, by name.
         rounds: how often each contestant has its turn.
-        calls: calls of a turn, made one after the other.
+        calls: calls of a turn, made one after the other; fewer when they have taken `TURN_S`.
         before: called before every turn, untimed.
     """
     names = list(contestants)
@@ -36,10 +38,13 @@ def timed_in_turns(
             call = contestants[name]
             if before is not None:
                 before()
-            start = time.perf_counter()
-            for _ in range(calls):
+            start, made = time.perf_counter(), 0
+            while True:
                 held[name] = call()
-            elapsed = (time.perf_counter() - start) / calls
+                made += 1
+                elapsed = time.perf_counter() - start
+                if made == calls or elapsed > TURN_S:
+                    break
             if number >= 0:
-                seconds[name].append(elapsed)
+                seconds[name].append(elapsed / made)
     return seconds

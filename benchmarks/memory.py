@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.experience import NEVER_S, vectors
 from benchmarks.results import Figure, Goal, Result
+from benchmarks.run import Run
 
 LIMIT_MB = 400
 BLOCK_STEPS = 100_000  # made once and appended again and again
@@ -33,9 +34,9 @@ SIZES = {
 }
 
 
-def run_memory(folder: Path, scale: str) -> Result:
+def run_memory(folder: Path, run: Run) -> Result:
     """Anonymous and shared memory, without the pages of mapped files."""
-    size = SIZES[scale]
+    size = run.of(SIZES)
     figures, goals = [], []
     for num_steps in size.num_steps:
         path = folder / f"{num_steps}.exp"

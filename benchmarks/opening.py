@@ -17,6 +17,7 @@ import expstore
 from benchmarks.experience import NEVER_S, vectors
 from benchmarks.measure import timed_in_turns
 from benchmarks.results import Figure, Goal, Result
+from benchmarks.run import Run
 
 LIMIT_MS = 100
 EPISODE_STEPS = 4
@@ -41,9 +42,9 @@ SIZES = {
 }
 
 
-def run_opening(folder: Path, scale: str) -> Result:
+def run_opening(folder: Path, run: Run) -> Result:
     """All that a reader does before it copies its first row."""
-    size = SIZES[scale]
+    size = run.of(SIZES)
     path = folder / "many.exp"
     fill(path, size.num_episodes)
     open_and_plan(path)

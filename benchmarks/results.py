@@ -60,7 +60,24 @@ class Result:
         return {**asdict(self), "goals": goals}
 
 
-def ratio(what: str, figures: list[Figure], ours: str, theirs: str, limit: float) -> Goal:
-    """The goal that our median time is at most `limit` times theirs."""
+def ratio(
+    what: str,
+    figures: Sequence[Figure],
+    ours: str,
+    theirs: str,
+    limit: float,
+    *,
+    at_most: bool = True,
+) -> list[Goal]:
+    """The goal that our median is at most `limit` times theirs, or at least; none without theirs.
+
+    >>> figures = [Figure.of("a", [1.0], "ms"), Figure.of("b", [4.0], "ms")]
+    >>> [goal.value for goal in ratio("a / b", figures, "a", "b", 1 / 3)]
+    [0.25]
+    >>> ratio("a / c", figures, "a", "c", 1 / 3)
+    []
+    """
     by_name = {figure.contestant: figure.median for figure in figures}
-    return Goal(what, by_name[ours] / by_name[theirs], limit)
+    if theirs not in by_name:
+        return []
+    return [Goal(what, by_name[ours] / by_name[theirs], limit, at_most)]

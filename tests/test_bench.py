@@ -67,7 +67,8 @@ def test_an_unknown_workload_is_refused_with_the_known_ones():
 @needs_peers
 def test_a_contestant_that_returns_other_bytes_is_found():
     from benchmarks.experience import vectors
-    from benchmarks.readers import Plain, check_same_bytes
+    from benchmarks.peers.arrays import Plain
+    from benchmarks.readers import check_same_bytes
     from benchmarks.results import Mismatch
 
     experience = vectors(200, 50)

@@ -1,0 +1,1 @@
+"""What expstore is compared with, each with the methods that its workloads time."""
