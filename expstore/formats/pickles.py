@@ -200,9 +200,18 @@ def read_pickle(path: Path, known: Sequence[str]) -> Any:
     Raises:
         SourceError: something else is named, or the file is cut off or damaged.
     """
+    with path.open("rb") as file:
+        return _load(file, path, known)
+
+
+def parse_pickle(content: bytes, path: Path) -> Any:
+    """Likewise of bytes that were read from `path`; numbers, texts and their collections only."""
+    return _load(io.BytesIO(content), path, ())
+
+
+def _load(file: BinaryIO, path: Path, known: Sequence[str]) -> Any:
     try:
-        with path.open("rb") as file:
-            return _Unpickler(file, path, known).load()
+        return _Unpickler(file, path, known).load()
     except SourceError:
         raise
     except UNREADABLE as error:

@@ -26,6 +26,7 @@ FORMATS = {
     "rlds": "expstore.formats.rlds",
     "sb3": "expstore.formats.sb3",
     "tianshou": "expstore.formats.tianshou",
+    "dopamine": "expstore.formats.dopamine",
     "vd4rl": "expstore.formats.vd4rl",
     "dreamer": "expstore.formats.dreamer",
     "npz": "expstore.formats.npz",
