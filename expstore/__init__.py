@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from expstore.sampling.sequence import SequenceConfig as SequenceConfig
     from expstore.sampling.uniform import Uniform as Uniform
     from expstore.sampling.uniform import WithoutReplacement as WithoutReplacement
+    from expstore.storage.adding import Addition as Addition
+    from expstore.storage.adding import add_field as add_field
     from expstore.storage.copying import Copy as Copy
     from expstore.storage.copying import compact as compact
     from expstore.storage.copying import merge as merge
@@ -57,6 +59,7 @@ __version__ = "0.1.0"
 
 # Loaded when first asked for: they bring torch, numba or optional packages with them.
 _LAZY = {
+    "Addition": "expstore.storage.adding",
     "Batch": "expstore.loading.batch",
     "CommitSummary": "expstore.storage.history",
     "Copy": "expstore.storage.copying",
@@ -83,6 +86,7 @@ _LAZY = {
     "Uniform": "expstore.sampling.uniform",
     "Verification": "expstore.storage.verification",
     "WithoutReplacement": "expstore.sampling.uniform",
+    "add_field": "expstore.storage.adding",
     "compact": "expstore.storage.copying",
     "delete": "expstore.storage.deletion",
     "history": "expstore.storage.history",
@@ -95,6 +99,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "Addition",
     "Batch",
     "CommitSummary",
     "Copy",
@@ -126,6 +131,7 @@ __all__ = [
     "Verification",
     "WithoutReplacement",
     "Writer",
+    "add_field",
     "compact",
     "delete",
     "errors",

@@ -36,6 +36,7 @@ class Field:
         layout: how its column lies on disk, "auto" until the first commit decides.
         has_next: whether its values after the last step of an episode are stored, too.
         ragged: each step has any number of elements: point clouds, encoded images, text.
+        added: number of the commit that added it to a store which had steps; None for others.
 
     >>> Field(shape=(17,), dtype="float32").step_bytes
     68
@@ -46,6 +47,7 @@ class Field:
     layout: str = "auto"
     has_next: bool = False
     ragged: bool = False
+    added: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", _dtype_name(self.dtype))
@@ -118,6 +120,15 @@ class Schema:
         """Names of the fields whose exceptions are stored under `next/`."""
         return tuple(name for name, f in self.fields.items() if f.has_next)
 
+    @property
+    def added(self) -> frozenset[str]:
+        """Names of the fields that were added to a store which had steps."""
+        return frozenset(name for name, f in self.fields.items() if f.added is not None)
+
+    def as_of(self, commit: int) -> Schema:
+        """Without the fields that only later commits have added."""
+        return Schema({n: f for n, f in self.fields.items() if (f.added or 0) <= commit})
+
     def to_json(self) -> dict[str, Any]:
         """The form in the root's attributes; `from_json` is its inverse."""
         return {
@@ -128,6 +139,7 @@ class Schema:
                     "layout": f.layout,
                     "next": f.has_next,
                     "ragged": f.ragged,
+                    **({} if f.added is None else {"added": f.added}),
                 }
                 for name, f in self.fields.items()
             }
@@ -145,6 +157,7 @@ class Schema:
                         f["layout"],
                         bool(f["next"]),
                         bool(f["ragged"]),
+                        None if f.get("added") is None else operator.index(f["added"]),
                     )
                     for name, f in document["fields"].items()
                 }

@@ -203,7 +203,11 @@ class FormatReader:
             returns = self.array("episodes/return")
         else:
             returns = np.empty((len(columns[0]), 0), "<f8")
-        checksums = [self.array(f"episodes/crc32c/{field}") for field in sorted(self.fields)]
+        checksums = [
+            self.array(f"episodes/crc32c/{field}")
+            for field in sorted(self.fields)
+            if "added" not in self.fields[field]
+        ]
         return [
             crc32c(
                 b"".join(np.array(column[e], "<i8").tobytes() for column in columns)

@@ -61,7 +61,8 @@ STORAGE = (
     ("store",),
     ("history", "stored_episode", "carrying"),
     ("writer",),
-    ("deletion", "verification"),
+    ("new_column",),
+    ("deletion", "verification", "adding"),
     ("repair", "copying"),
 )
 

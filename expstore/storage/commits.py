@@ -113,11 +113,16 @@ def read_root(path: Path) -> Root:
     Raises:
         NotAStoreError: there is no directory, or it is no store.
         FormatError: made by a newer version, or its checksum does not hold.
+        StorageError: a directory in it is a symbolic link.
     """
     data = _content(path / METADATA_FILE)
     if data is None:
         raise NotAStoreError(_no_store(path))
-    return root_of(path, data)
+    root = root_of(path, data)
+    # Of files, the opening itself refuses links.
+    for name in (PRIVATE, *parents(root.arrays), *root.arrays):
+        files.check_no_link(path / name)
+    return root
 
 
 def root_of(path: Path, data: bytes) -> Root:
@@ -154,19 +159,38 @@ def _checked_root(path: Path, document: dict[str, Any], ours: Any) -> Root:
                 f"{path}/{METADATA_FILE} fails its checksum: it was damaged or edited by hand; "
                 "expstore repair may restore it"
             )
-        dims = {name: _checked_range(name, *b) for name, b in ours["commit"]["dims"].items()}
-        commit = Commit(ours["commit"]["number"], ours["commit"]["time"], dims)
+        commit = _checked_commit(ours["commit"])
+        dims = commit.dims
         schema = Schema.from_json(ours["schema"])
         entries = document["consolidated_metadata"]["metadata"]
         expected = arrays_of(schema) | (deleted_arrays() if DELETED in dims else {})
         layouts = {
             name: _checked_layout(usual, entries[name], dims) for name, usual in expected.items()
         }
+        if not layouts and any(stop for _, stop in dims.values()):
+            raise ValueError("it has steps, but no fields")
         return Root(str(ours["store_id"]), schema, commit, layouts)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, FormatError):
             raise
         raise FormatError(f"{path}/{METADATA_FILE} is not a valid root: {error!r}") from error
+
+
+def _checked_commit(entry: Any) -> Commit:
+    """What the root or a line of the history says of a commit.
+
+    Raises:
+        FormatError, KeyError, TypeError, ValueError, AttributeError: that is no commit.
+    """
+    number, when = entry["number"], entry["time"]
+    if type(number) is not int or not 0 <= number < 1 << 62:
+        raise FormatError(f"the number of the commit is not valid: {number!r}")
+    if type(when) not in (int, float) or not 0 <= when < 1 << 62:
+        raise FormatError(f"the time of the commit is not valid: {when!r}")
+    dims = {name: _checked_range(name, *bounds) for name, bounds in entry["dims"].items()}
+    if not {STEP, EPISODE} <= dims.keys():
+        raise FormatError(f"the commit says nothing of {STEP!r} or {EPISODE!r}")
+    return Commit(number, when, dims)
 
 
 def _checked_range(name: str, start: Any, stop: Any) -> tuple[int, int]:
@@ -318,10 +342,17 @@ def root_at(path: Path, number: int) -> Root:
     if root.commit.number == number:
         return root
     for entry in read_history(path):
-        if entry["number"] == number:
+        if entry["number"] == number < root.commit.number:
             dims = {name: _checked_range(name, *b) for name, b in entry["dims"].items()}
-            arrays = {p: a for p, a in root.arrays.items() if dims[STEP][1] and a.dimension in dims}
-            schema = root.schema if arrays else Schema()
+            schema = root.schema.as_of(number)
+            known = arrays_of(schema) | deleted_arrays()
+            _check_older(path, number, dims, root.commit.dims, arrays_of(schema))
+            arrays = {
+                p: a
+                for p, a in root.arrays.items()
+                if p in known and dims[STEP][1] and a.dimension in dims
+            }
+            schema = schema if arrays else Schema()
             return replace(
                 root, schema=schema, arrays=arrays, commit=Commit(number, entry["time"], dims)
             )
@@ -331,11 +362,32 @@ def root_at(path: Path, number: int) -> Root:
     )
 
 
+def _check_older(
+    path: Path,
+    number: int,
+    dims: dict[str, tuple[int, int]],
+    newest: dict[str, tuple[int, int]],
+    arrays: dict[str, ArrayLayout],
+) -> None:
+    """Refuse what no commit before the newest one can have held."""
+    has_shrunk = any(dims[name][1] > newest.get(name, (0, 0))[1] for name in dims)
+    lacks = dims[STEP][1] and {a.dimension for a in arrays.values()} - dims.keys()
+    if has_shrunk or lacks or bool(dims[STEP][1]) != bool(dims[EPISODE][1]):
+        raise FormatError(
+            f"{path / HISTORY_FILE} does not fit the store at commit {number}; open another commit"
+        )
+
+
 def _parsed_line(line: bytes) -> dict[str, Any] | None:
     data, _, crc = line.rpartition(b" ")
     if b"%08x\n" % files.crc32c(data) != crc:
         return None
-    return dict(json.loads(data))
+    try:
+        entry = json.loads(data)
+        _checked_commit(entry)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None  # a checksum that holds says nothing of who made it
+    return dict(entry)
 
 
 def copied_commit(path: Path, store_id: str) -> int | None:
@@ -526,18 +578,23 @@ def remove_strays(path: Path, root: Root) -> int:
 def _strays_below(path: Path, name: str, root: Root) -> list[str]:
     strays = []
     layout = root.arrays.get(name)
-    live = _live_chunks(layout, root) if layout else set()
     for entry in files.list_directory(path / name):
         if entry.is_dir(follow_symlinks=False):
             strays += _strays_below(path, f"{name}/{entry.name}", root)
         elif entry.name.endswith(TEMPORARY) or (
-            entry.name.startswith("c.") and f"{name}/{entry.name}" not in live
+            entry.name.startswith("c.") and not _is_live(layout, root, entry.name)
         ):
             strays.append(entry.path)
     return strays
 
 
-def _live_chunks(layout: ArrayLayout, root: Root) -> set[str]:
+def _is_live(layout: ArrayLayout | None, root: Root, name: str) -> bool:
+    """Whether a chunk file of this name holds a live row."""
+    number = name.split(".")[1]
+    if layout is None or not number.isdecimal():
+        return False
     start, stop = root.commit.dims[layout.dimension]
-    chunks = range(start // layout.chunk_rows, -(-stop // layout.chunk_rows))
-    return {layout.chunk_path(chunk) for chunk in chunks}
+    is_spelled_so = layout.chunk_path(int(number)) == f"{layout.path}/{name}"
+    return is_spelled_so and start // layout.chunk_rows <= int(number) < -(
+        -stop // layout.chunk_rows
+    )

@@ -232,7 +232,10 @@ def _schema_of(snapshots: Iterable[Snapshot]) -> Schema | None:
     if not fields:
         return None
     return Schema(
-        {n: replace(f, layout="auto", has_next=n in with_next) for n, f in fields.items()}
+        {
+            n: replace(f, layout="auto", has_next=n in with_next, added=None)
+            for n, f in fields.items()
+        }
     )
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from expstore.episode import END_REASONS
 from expstore.errors import DamagedError, FieldNotFoundError
+from expstore.schema import Schema
 from expstore.storage import files
 from expstore.storage.layout import EPISODE, METADATA_VALUES, NO_SEED
 from expstore.storage.protocols import Appender, Column
@@ -31,12 +32,14 @@ class IndexRow:
     returned: NDArray[np.float64] | None  # sum of the rewards, of the reward's shape
     checksums: dict[str, int]  # field -> CRC-32C
     metadata: bytes  # UTF-8 JSON, empty where there is none
+    added: frozenset[str] = frozenset()  # fields that came later, which the checksum leaves out
 
     def checksum(self) -> int:
         """CRC-32C over everything above, checksums in the order of the sorted field names."""
+        # Of fields that were there when the episode came: else adding one would change the entry.
         numbers = struct.pack("<4q", self.start, self.length, self.end_reason, self.seed)
         returned = b"" if self.returned is None else self.returned.astype("<f8").tobytes()
-        crcs = [crc for _, crc in sorted(self.checksums.items())]
+        crcs = [crc for name, crc in sorted(self.checksums.items()) if name not in self.added]
         checksums = struct.pack(f"<{len(crcs)}I", *crcs)
         return files.crc32c(numbers + returned + checksums + self.metadata)
 
@@ -131,11 +134,11 @@ class EpisodeIndex:
         self,
         columns: Mapping[str, Column],
         dims: Mapping[str, tuple[int, int]],
-        fields: list[str],
+        schema: Schema,
         kept: Callable[[NDArray[Any]], NDArray[Any]],
     ) -> None:
         self._columns = columns
-        self._fields = fields
+        self._fields, self._added = list(schema.fields), schema.added
         self._kept = kept
         self.first, self.stop = dims.get(EPISODE, (0, 0))
         self._metadata_range = dims.get(METADATA_VALUES, (0, 0))
@@ -174,6 +177,7 @@ class EpisodeIndex:
             returned,
             {name: int(self.column(f"crc32c/{name}")[at]) for name in self._fields},
             b"",
+            self._added,
         )
 
     def metadata_bytes(self, episode: int) -> bytes:

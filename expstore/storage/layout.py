@@ -27,6 +27,7 @@ HISTORY_FILE = f"{PRIVATE}/commits"
 ROOT_COPY = f"{PRIVATE}/root"  # an older root, should the newest one be damaged
 QUARANTINE = f"{PRIVATE}/quarantine"  # what repairs took out, by the number of their commit
 WRITING_FILE = f"{PRIVATE}/writing"
+ADDING = f"{PRIVATE}/adding"  # a column that is being added, until its commit
 PRIORITIES = "priorities"  # beside the data; no commit names what lies in it
 PRIORITIES_KEY = "expstore_priorities"  # in the attributes of a saved set's group
 TEMPORARY = ".partial"  # suffix of files that are not yet what their name says
@@ -42,6 +43,10 @@ MIN_INNER_ROWS, MAX_INNER_ROWS = 16, 64
 MAX_INNER_BYTES = 4 << 20
 MAX_SHARD_BYTES = 64 << 20  # decoded
 ZSTD_LEVEL = 1  # higher levels take longer and save little on frames
+# What a reader takes at most, far above what any writer makes: who says more is up to no good.
+MOST_CHUNK_BYTES = 1 << 30  # unless it is a single row
+MOST_DECODED_BYTES = 64 << 20  # of an inner chunk, likewise
+MOST_INNER_CHUNKS = 1 << 16  # of a shard
 MISSING_CHUNK = (1 << 64) - 1  # offset and size of an inner chunk that is not there
 MANY_CHUNKS = 256  # with a size hint, chunks grow until a column has about as many
 
@@ -84,6 +89,16 @@ class ArrayLayout:
     @property
     def chunks_per_shard(self) -> int:
         return self.chunk_rows // self.inner_rows
+
+    @property
+    def _is_moderate(self) -> bool:
+        """Whether nothing it makes others hold in memory is larger than a writer would make it."""
+        decoded = self.inner_rows * self.row_bytes
+        return (
+            (self.chunk_rows == 1 or self.chunk_bytes <= MOST_CHUNK_BYTES)
+            and (self.inner_rows <= 1 or decoded <= MOST_DECODED_BYTES)
+            and (not self.is_coded or self.chunks_per_shard <= MOST_INNER_CHUNKS)
+        )
 
     def codecs(self) -> list[dict[str, Any]]:
         """How rows become a chunk's bytes."""
@@ -144,12 +159,14 @@ class ArrayLayout:
             )
             valid = (
                 all(type(size) is int and 0 <= size < 1 << 62 for size in [*sizes, inner])
+                and all(size >= 1 for size in shape[1:])
                 and chunk[0] >= 1
                 and chunk[1:] == shape[1:]
                 and len(names) == len(shape)
                 and dtype.kind in "biuf"
                 and (not inner or chunk[0] % inner == 0)
                 and layout.codecs() == document["codecs"]
+                and layout._is_moderate
             )
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise FormatError(f"the metadata of array {path!r} is not valid: {error!r}") from error

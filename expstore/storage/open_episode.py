@@ -99,7 +99,10 @@ class OpenEpisode:
             for name, crc in self._checksums.items()
         }
         reason = END_REASONS.index(end_reason)
-        return IndexRow(self.start, self.length, reason, seed, self._returned, checksums, metadata)
+        return IndexRow(
+            self.start, self.length, reason, seed, self._returned, checksums, metadata,
+            self.schema.added,
+        )  # fmt: skip
 
 
 @np.errstate(all="ignore")  # infinite and NaN rewards are the caller's to have

@@ -66,7 +66,7 @@ class Snapshot:
         self._ends: dict[str, NDArray[np.int64]] = {}
         starts = {name: dims[layout.dimension][0] for name, layout in root.arrays.items()}
         self._hold = Hold(self.columns, starts)
-        self.index = EpisodeIndex(self.columns, dims, list(root.schema.fields), self._hold.kept)
+        self.index = EpisodeIndex(self.columns, dims, root.schema, self._hold.kept)
 
     @staticmethod
     def of(path: Path, *, fresh: bool = False) -> Snapshot:
@@ -149,6 +149,8 @@ class Snapshot:
         self, name: str, steps: NDArray[np.int64], out: NDArray[Any], threads: Threads = ONE
     ) -> None:
         """Read one field at live steps (n,) in any order into `out` (n, *shape)."""
+        if not len(steps):  # a store without steps has no columns
+            return
         if name == "has_next":
             self._take_has_next(steps, out)
         elif name.startswith("next_"):
