@@ -64,6 +64,10 @@ class Appender(Protocol):
         """The episodes that the first `append` wrote, read back."""
         ...
 
+    def close(self) -> None:
+        """Let go of the files."""
+        ...
+
 
 class Expstore:
     """`Writer.append` for each episode, then `commit`."""
@@ -80,6 +84,9 @@ class Expstore:
     def first(self) -> Iterator[Columns]:
         store = expstore.open(self.path)
         return (store.episode(number) for number in range(len(self.episodes)))
+
+    def close(self) -> None:
+        self.writer.close()
 
 
 class BareFile:
@@ -102,6 +109,9 @@ class BareFile:
                     name: np.fromfile(file, rows.dtype, rows.size).reshape(rows.shape)
                     for name, rows in episode.items()
                 }
+
+    def close(self) -> None:
+        self.file.close()
 
 
 class MinariHDF5:
@@ -129,6 +139,9 @@ class MinariHDF5:
         from benchmarks.peers.minari import columns_of
 
         return map(columns_of, self.storage.get_episodes(range(self.num_episodes)))
+
+    def close(self) -> None:
+        pass  # it opens and closes its file in every call
 
 
 def run_append(folder: Path, run: Run) -> Result:
@@ -183,6 +196,8 @@ def appended(contestants: dict[str, Appender], episodes: list[Columns], size: Si
         calls=size.commits,
         before=os.sync,
     )
+    for contestant in contestants.values():
+        contestant.close()
     return [
         Figure.of(name, [num_bytes(episodes) / s / 1e6 for s in values], "MB/s")
         for name, values in seconds.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,15 +46,17 @@ def run_step_by_step(folder: Path, run: Run) -> Result:
     """Steps per second of episodes that come row by row, until they are committed."""
     size = run.of(SIZES)
     episodes = list(vectors(size.num_episodes * size.episode_steps, size.episode_steps).episodes())
+    closing = ExitStack()
     contestants: dict[str, Callable[[], Any]] = {
-        BUFFER: into_buffer(episodes, folder / "buffer.exp"),
-        STREAM: into_stream(episodes, folder / "stream.exp"),
+        BUFFER: into_buffer(episodes, folder / "buffer.exp", closing),
+        STREAM: into_stream(episodes, folder / "stream.exp", closing),
     }
     if run.wants("torchrl"):
         contestants[TORCHRL] = into_torchrl(episodes[:1], folder / "torchrl")
     if run.wants("cpprb"):
         contestants[CPPRB] = into_cpprb(episodes)
-    seconds = timed_in_turns(contestants, rounds=size.rounds)
+    with closing:
+        seconds = timed_in_turns(contestants, rounds=size.rounds)
     check_stored(folder / "buffer.exp", episodes, BUFFER)
     check_stored(folder / "stream.exp", episodes, STREAM)
     num_steps = size.num_episodes * size.episode_steps
@@ -69,12 +72,13 @@ def run_step_by_step(folder: Path, run: Run) -> Result:
     return Result("step-by-step", about, figures, [goal])
 
 
-def into_buffer(episodes: list[Columns], path: Path) -> Callable[[], Any]:
+def into_buffer(episodes: list[Columns], path: Path, closing: ExitStack) -> Callable[[], Any]:
     """Rows as an environment and a policy give them, made before the clock starts."""
     from expstore.buffer import EnvRet, PolicyResponse, ReplayBuffer
 
     buffer = ReplayBuffer({"type": "ReplayBuffer", "capacity": 1 << 30}, path=path)
     buffer.init()
+    closing.callback(buffer.close)
     handed = [list(rows_of(episode, EnvRet, PolicyResponse)) for episode in episodes]
 
     def add() -> int:
@@ -106,8 +110,8 @@ def rows_of(episode: Columns, env_ret: Any, answer: Any) -> Any:
         yield row, answer("env", action=action[at])
 
 
-def into_stream(episodes: list[Columns], path: Path) -> Callable[[], Any]:
-    writer = expstore.Writer(path, commit_interval_s=NEVER_S)
+def into_stream(episodes: list[Columns], path: Path, closing: ExitStack) -> Callable[[], Any]:
+    writer = closing.enter_context(expstore.Writer(path, commit_interval_s=NEVER_S))
     handed = [by_row(episode) for episode in episodes]
 
     def add() -> int:
