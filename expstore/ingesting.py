@@ -40,6 +40,7 @@ def ingest_from(
     infos: bool = False,
     keep_encoded: bool = False,
     done_mode: int | None = None,
+    alignment: str | None = None,
     trust: bool = False,
     cast: bool = False,
     layout: str | Mapping[str, str] = "auto",
@@ -65,6 +66,9 @@ def ingest_from(
             step; by default they are decoded. Nothing is ever encoded again.
         done_mode: for robomimic, what its `dones` mean: 0 success, 1 the end of the
             demonstration, 2 either.
+        alignment: for vaults of Flashbax, what a row is: "step" where its action and reward
+            belong to its observation, "arrival" where its reward is of arriving there, "previous"
+            where its action is, too.
         trust: let pickles run the code that they name, which may be anything. Without, they are
             read as data, and those that need more are refused.
         cast: as for `Writer`.
@@ -95,6 +99,7 @@ def ingest_from(
         infos=infos or None,
         keep_encoded=keep_encoded or None,
         done_mode=done_mode,
+        alignment=alignment,
         trust=trust or None,
     )
     recording = _given(num_steps=steps, seed=seed, policy=policy)

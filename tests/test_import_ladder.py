@@ -83,6 +83,7 @@ LAZY = (
     "torchrl",
     "tensordict",
     "numba",
+    "tensorstore",
     "yaml",
 )
 

@@ -64,6 +64,11 @@ Examples:
     type=COUNT,
     help="For robomimic, what dones mean: 0 success, 1 the end, 2 either.",
 )
+@click.option(
+    "--alignment",
+    metavar="NAME",
+    help="For Flashbax, what a row is: step, arrival or previous.",
+)
 @click.option("--trust", is_flag=True, help="Let pickles run whatever code they name.")
 @click.option(
     "--expect-episodes",
@@ -87,6 +92,7 @@ def ingest(
     infos: bool,
     keep_encoded: bool,
     done_mode: int | None,
+    alignment: str | None,
     trust: bool,
     expect_episodes: int | None,
     resume: bool,
@@ -121,6 +127,7 @@ def ingest(
                 infos=infos,
                 keep_encoded=keep_encoded,
                 done_mode=done_mode,
+                alignment=alignment,
                 trust=trust,
                 cast=cast,
                 progress=bar.update,

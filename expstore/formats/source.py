@@ -27,6 +27,7 @@ FORMATS = {
     "sb3": "expstore.formats.sb3",
     "tianshou": "expstore.formats.tianshou",
     "dopamine": "expstore.formats.dopamine",
+    "flashbax": "expstore.formats.flashbax",
     "vd4rl": "expstore.formats.vd4rl",
     "dreamer": "expstore.formats.dreamer",
     "npz": "expstore.formats.npz",
