@@ -3,6 +3,7 @@
 Workloads that start processes or emulate Atari for seconds are left to `scripts/bench --tiny`.
 """
 
+import gc
 import importlib.util
 import json
 import subprocess
@@ -27,7 +28,9 @@ def same_threads_afterwards() -> Iterator[None]:
     torch, zarr = pytest.importorskip("torch"), pytest.importorskip("zarr")
     threads, names = torch.get_num_threads(), ("threading.max_workers", "async.concurrency")
     config = {name: zarr.config.get(name) for name in names}
+    gc.freeze()  # every round collects: what the libraries hold would be looked at each time
     yield
+    gc.unfreeze()
     torch.set_num_threads(threads)
     zarr.config.set(config)
 
