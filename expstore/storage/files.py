@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import mmap
 import os
@@ -25,6 +26,8 @@ from numpy.typing import NDArray
 
 from expstore.errors import StorageError
 
+MAX_READ_BYTES = 1 << 30  # of a file that is read whole; those with rows are mapped
+_GUARDED = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)  # a link could lead out of the store
 SYNC_THREADS = 8  # fsyncs that wait together share the file system's journal commits
 
 
@@ -61,13 +64,13 @@ def make_directory(path: Path) -> None:
 
 def open_for_writing(path: Path) -> int:
     with explained("open for writing", path):
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return os.open(path, os.O_RDWR | _GUARDED)
 
 
 def create(path: Path) -> int:
     """A new, empty file; an existing one is emptied."""
     with explained("create", path):
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | _GUARDED, 0o666)
 
 
 def set_size(descriptor: int, num_bytes: int, path: Path) -> None:
@@ -143,14 +146,38 @@ def close_all(descriptors: Iterable[int]) -> None:
 
 
 def read(path: Path) -> bytes:
-    """The whole file; a missing one is Python's own FileNotFoundError."""
+    """The whole file; a missing one is Python's own FileNotFoundError.
+
+    Raises:
+        StorageError: it is no regular file, which might never end, or has more than 1 GiB.
+    """
+    # Without O_NONBLOCK, opening a named pipe waits for somebody who writes to it.
+    flags = os.O_RDONLY | _GUARDED | getattr(os, "O_NONBLOCK", 0)
     try:
-        return path.read_bytes()
+        descriptor = os.open(path, flags)
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(os.fspath(path)) from None
     except OSError as error:
         with explained("read", path):
             raise error
+    with explained("read", path), open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        if found.st_size > MAX_READ_BYTES:
+            raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes")
+        return file.read()
+
+
+def check_no_link(path: Path) -> None:
+    """Refuse a symbolic link in the place of a directory: it could lead out of the store.
+
+    Raises:
+        StorageError: names it.
+    """
+    if os.path.islink(path):
+        with explained("follow", path):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
 def version(path: Path) -> tuple[int, int, int]:
@@ -204,7 +231,7 @@ def prepare(path: Path, data: bytes, *, durable: bool) -> None:
 def append_line(path: Path, line: bytes, *, durable: bool) -> None:
     """Add a line to the end of a file, which is created if need be."""
     with explained("append to", path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _GUARDED, 0o666)
     with opened(descriptor), explained("append to", path):
         while line:  # the system may take it in parts
             line = line[os.write(descriptor, line) :]
@@ -283,7 +310,7 @@ class Mapping:
     def place(self, path: Path, offset: int, num_bytes: int) -> None:
         """Map a whole file at `offset` of the range, over what was there."""
         flags = _MAP_SHARED | _MAP_FIXED
-        with explained("map", path), opened(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as source:
+        with explained("map", path), opened(os.open(path, os.O_RDONLY | _GUARDED)) as source:
             _mmap(self.address + offset, num_bytes, mmap.PROT_READ, flags, source)
 
     def clear(self, offset: int, num_bytes: int) -> None:
@@ -323,7 +350,7 @@ class _Window:
 
 def map_file(path: Path) -> NDArray[np.uint8]:
     """A file's bytes as a read-only array, mapped on its own."""
-    with explained("map", path), opened(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
+    with explained("map", path), opened(os.open(path, os.O_RDONLY | _GUARDED)) as descriptor:
         return np.frombuffer(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ), np.uint8)
 
 
@@ -338,6 +365,8 @@ _MAP_NORESERVE = 0 if sys.platform == "darwin" else 0x4000
 _SYNC_FILE_RANGE_WRITE = 2
 _FAILED = ctypes.c_void_p(-1).value
 _HINTS = {
+    errno.ELOOP: "there must be no symbolic links in a store: copy what they lead to (cp -rL)",
+    errno.EFBIG: "no file of this kind is so large: it is damaged, or somebody else's",
     28: "the disk is full: free some space; what was committed is safe",
     122: "the quota is used up: free some space; what was committed is safe",
     30: "the file system is read-only: choose another place",

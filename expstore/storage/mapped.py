@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from expstore.errors import DamagedError
 from expstore.storage import files
 from expstore.storage.layout import ArrayLayout
+from expstore.storage.mapping import missing_file
 
 # Few large writes: the page cache takes them in larger pieces, which pays for the copy.
 WRITE_BYTES = 2 << 20  # room for rows that are collected before they are written
@@ -127,6 +128,8 @@ class MappedAppender:
         path = self.root / self.layout.chunk_path(chunk)
         size = files.size(path)
         if size is None:
+            if chunk * self.layout.chunk_rows < self._num_committed:
+                raise missing_file(path, self.layout, chunk, 0)
             self._create(path)
         elif size != self.layout.chunk_bytes:
             raise DamagedError(

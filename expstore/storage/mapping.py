@@ -131,6 +131,9 @@ class MappedColumn:
     def _extended(self, start: int, stop: int) -> NDArray[Any] | None:
         rows = self.layout.chunk_rows
         first, last = start // rows, -(-stop // rows)
+        if last - first > MAX_MAPS:
+            self._in_place = False
+            return None
         if files.size(self.root / self.layout.chunk_path(first)) is None:
             return None  # evicted, or damage: reading file by file finds out what is left
         current = next((r for r in self._ranges if r.can_grow_to(first, last)), None)

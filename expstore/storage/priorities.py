@@ -215,20 +215,28 @@ def load_state(path: Path) -> dict[str, Any] | None:
                 f"{missing} is missing, a part of saved priorities; restore it from a copy, or "
                 f"remove {path} to begin anew"
             ) from None
-        return put_together(found.document, arrays)
+        try:
+            return put_together(found.document, arrays)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise DamagedError(
+                f"{path} has arrays that do not belong to its state: {error!r}; restore it from a "
+                "copy, or remove the directory to begin anew"
+            ) from error
     return None
 
 
 def _read_array(path: Path, saved: SavedArray) -> NDArray[Any]:
     layout, hint = saved.layout, f"restore it from a copy, or remove {path} to begin anew"
+    for chunk in saved.chunks:  # all of them, before there is room for what they may not have
+        file = path / layout.chunk_path(chunk)
+        size = files.size(file)
+        if size is None:
+            raise FileNotFoundError(os.fspath(file))
+        if size != layout.chunk_bytes:
+            raise DamagedError(f"{file} must have {layout.chunk_bytes} bytes, got {size}; {hint}")
     rows = np.empty((saved.num_rows, *layout.row_shape), layout.dtype)
     for chunk in saved.chunks:
-        file = path / layout.chunk_path(chunk)
-        data = np.frombuffer(files.read(file), np.uint8)
-        if len(data) != layout.chunk_bytes:
-            raise DamagedError(
-                f"{file} must have {layout.chunk_bytes} bytes, got {len(data)}; {hint}"
-            )
+        data = np.frombuffer(files.read(path / layout.chunk_path(chunk)), np.uint8)
         part = rows[saved.rows_of(chunk)]
         part.reshape(-1).view(np.uint8)[:] = data[: part.nbytes]
     if files.crc32c(rows) != saved.crc32c:

@@ -77,8 +77,13 @@ class SalvagedColumn:
 
     def _chunk(self, chunk: int) -> NDArray[Any]:
         if chunk not in self._chunks:
-            data = salvaged_bytes(self.root, self.layout, chunk)
-            rows = data.view(self.layout.dtype).reshape(-1, *self.layout.row_shape)
+            layout = self.layout
+            if files.size(self.root / layout.chunk_path(chunk)):
+                data = salvaged_bytes(self.root, layout, chunk)
+                rows = data.view(layout.dtype).reshape(-1, *layout.row_shape)
+            else:  # one row that stands for all
+                zero = np.zeros(layout.row_shape, layout.dtype)
+                rows = np.broadcast_to(zero, (layout.chunk_rows, *layout.row_shape))
             self._chunks[chunk] = rows
             if len(self._chunks) > CHUNKS_KEPT:
                 self._chunks.popitem(last=False)

@@ -65,6 +65,7 @@ class Part:
     def numbers(self) -> NDArray[np.int64]:
         """(E,) ascending numbers of the selected episodes."""
         if self.selected is None:
+            self.snapshot.index.column("start")  # raises where there are not so many
             return np.arange(self.snapshot.first_episode, self.snapshot.stop_episode)
         return self.selected
 

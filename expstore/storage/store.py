@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from expstore.episode import nest
-from expstore.errors import SchemaError, StepRangeError
+from expstore.errors import DamagedError, SchemaError, StepRangeError
 from expstore.ragged import Ragged, Rows, text_of
 from expstore.schema import Field, is_observation
 from expstore.spans import Spans
@@ -240,6 +240,11 @@ class Store:
         for name, reader in snapshot.following.items():
             f = snapshot.schema[name]
             offsets, present, values = reader.between(start, start + length)
+            if not len(present):
+                raise DamagedError(
+                    f"episode {number} of {snapshot.path} lacks the next value of {name!r} at its "
+                    "last step; run expstore verify"
+                )
             if present[-1] and (len(offsets) > 1 or not is_observation(name)):
                 if f.ragged:
                     flat[f"next_{name}"] = _listed(snapshot.take_ragged(f"next_{name}", steps), f)

@@ -12,6 +12,7 @@ import numpy as np
 
 from expstore.episode import END_REASONS, end_of
 from expstore.errors import DamagedError, EvictedError, ExpstoreError, FormatError
+from expstore.storage import files
 from expstore.storage.bounds import ends_of_episodes
 from expstore.storage.commits import (
     Root,
@@ -39,6 +40,8 @@ from expstore.storage.tombstones import read_tombstones
 BLOCK_BYTES = 16 << 20  # of rows checked at a time, so that memory stays small
 HINT = "; run expstore verify"  # what others say, and this module should not
 MENDED = "open the store with a Writer once, or run expstore repair, which mends it"
+MOST_MISSING = 100_000  # files; a commit that names more than that has nothing to be checked
+MOST_NAMED = 100  # files of one array that are named; others are counted
 MAX_TRIES = 20  # when episodes are evicted meanwhile, it begins anew with the newest commit
 
 
@@ -90,6 +93,7 @@ def verify(
     Raises:
         NotAStoreError: there is no store at `path`.
         FormatError: the root is damaged, so that nothing else can be trusted.
+        DamagedError: hardly a file is there of those that the commit names.
     """
     for attempt in range(MAX_TRIES):
         snapshot = Snapshot.of(absolute(path), fresh=True)
@@ -158,11 +162,15 @@ class Check:
     def files(self) -> Iterator[Problem]:
         """Missing files and wrong sizes; what can be read of such arrays is read from then on."""
         root = self.snapshot.root
+        check_presence(self.snapshot.path, root)
         for layout in root.arrays.values():
             column = self.snapshot.columns[layout.path]
             errors = list(column.check(*root.commit.dims[layout.dimension]))
-            for error in errors:
+            for error in errors[:MOST_NAMED]:
                 yield Problem("file", _without_hint(error), name=layout.path)
+            if len(errors) > MOST_NAMED:
+                text = f"{len(errors) - MOST_NAMED:,} other files of {layout.path} likewise"
+                yield Problem("file", text, name=layout.path)
             if errors and not layout.is_coded:
                 self.snapshot.columns[layout.path] = SalvagedColumn(self.snapshot.path, layout)
 
@@ -316,6 +324,26 @@ class Check:
                 crc = exceptions_checksum(steps - start, present.view(np.uint8), values, crc)
                 self.num_bytes += values.nbytes
         return crc
+
+
+def check_presence(path: Path, root: Root) -> None:
+    """Refuse a commit of which hardly a file is there: to look for each would take for ever.
+
+    Raises:
+        DamagedError: more files are missing than anybody wants to hear of.
+    """
+    missing = 0
+    for layout in root.arrays.values():
+        start, stop = root.commit.dims[layout.dimension]
+        needed = -(-stop // layout.chunk_rows) - start // layout.chunk_rows
+        if needed > MOST_NAMED:
+            needed -= sum(e.name.startswith("c.") for e in files.list_directory(path / layout.path))
+            missing += max(0, needed)
+    if missing > MOST_MISSING:
+        raise DamagedError(
+            f"{path} lacks {missing:,} of the files that its commit names; copy the store again, "
+            "or restore it from another copy"
+        )
 
 
 def _saved_priorities(directory: Path) -> Iterator[Problem]:
