@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,10 +36,19 @@ class WindowReader(Protocol):
 class Expstore:
     """`Replay.sample`."""
 
-    def __init__(self, store: expstore.Store, batch_size: int, length: int, num_threads: int):
+    def __init__(
+        self,
+        store: expstore.Store,
+        batch_size: int,
+        length: int,
+        num_threads: int,
+        fields: Iterable[str] | None = None,
+    ):
         unit = expstore.Sequence(length=length)
-        self.replay = expstore.Replay(store, batch_size, unit=unit, num_threads=num_threads)
-        self.dataset = expstore.SequenceDataset(store, unit)
+        self.replay = expstore.Replay(
+            store, batch_size, unit=unit, num_threads=num_threads, fields=fields
+        )
+        self.dataset = expstore.SequenceDataset(store, unit, fields=fields)
         self.sample = self.replay.sample
 
     def read(self, anchors: NDArray[np.int64]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,12 +14,14 @@ SCALES = ("full", "quick", "tiny")  # tiny proves that all runs; its figures mea
 PEERS = {
     "cpprb": "cpprb",
     "h5py": "h5py",
+    "lerobot": "lerobot",
     "minari": "minari",
     "numpy": "numpy",
     "tensorstore": "tensorstore",
     "torchrl": "torchrl",
     "zarr": "zarr",
 }
+LEROBOT_PYTHON = "EXPSTORE_BENCH_LEROBOT"  # a Python that has LeRobot; ours cannot have it
 T = TypeVar("T")
 
 
@@ -37,6 +40,10 @@ class Run:
         """Whether a peer takes part."""
         if self.peers is not None and peer not in self.peers:
             return False
+        if peer == "lerobot":
+            if LEROBOT_PYTHON not in os.environ:
+                print(f"  lerobot is left out: {LEROBOT_PYTHON} names no Python", file=sys.stderr)
+            return LEROBOT_PYTHON in os.environ
         if importlib.util.find_spec(PEERS[peer]) is None:
             print(f"  {peer} is not installed; left out", file=sys.stderr)
             return False
