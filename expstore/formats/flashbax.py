@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from expstore.errors import MissingExtraError, SourceError
+from expstore.errors import MissingExtraError, SourceError, how_to_install
 from expstore.formats.keyed import last_only, scalars
 from expstore.formats.provenance import folder_provenance
 from expstore.formats.rings import Cut, Lane, RingSource
@@ -208,7 +208,7 @@ def _open(folder: Path, name: str) -> Any:
         import tensorstore
     except ImportError as error:
         raise MissingExtraError(
-            "vaults of Flashbax need tensorstore; install it with: pip install 'expstore[vault]'"
+            f"vaults of Flashbax need tensorstore; {how_to_install('vault')}"
         ) from error
     store = {"driver": "ocdbt", "base": f"file://{folder.resolve()}/", "path": name}
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": CACHE_BYTES}})

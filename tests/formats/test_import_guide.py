@@ -12,7 +12,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "import.md"
 
 
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for extra in ("h5py", "minari", "pyarrow"):
+    for extra in ("h5py", "minari", "pyarrow", "stable_baselines3", "tensordict"):
         pytest.importorskip(extra)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))  # restored after the example
