@@ -77,7 +77,10 @@ class DiffusionPolicyStore:
 
     def _read_ends(self) -> NDArray[np.int64]:
         try:
+            _check_codecs(self._root[ENDS], ENDS)
             ends = np.asarray(self._root[ENDS][:])
+        except SourceError:
+            raise
         except UNREADABLE as error:
             raise SourceError(f"{ENDS} of {self._path} cannot be read: {_text(error)}") from error
         if ends.ndim != 1 or ends.dtype.kind not in "iu" or (np.diff(ends, prepend=0) < 1).any():
@@ -92,6 +95,7 @@ class DiffusionPolicyStore:
             if array.dtype.kind not in "biuf" or not array.shape or 0 in array.shape[1:]:
                 self.account.left_out[key] = "is not a number per step"
                 continue
+            _check_codecs(array, f"data/{key}")
             arrays[_field(key)] = array
             lengths.append(array.shape[0])
             missing = array.nchunks - array.nchunks_initialized
@@ -169,6 +173,14 @@ class _Rows:
 
     def read_direct(self, into: NDArray[Any], source: slice, target: slice) -> None:
         into[target] = self._array[source]
+
+
+def _check_codecs(array: Any, name: str) -> None:
+    """Refuse a codec that unpickles, which older numcodecs do without being asked."""
+    about = array.metadata.to_dict()
+    codecs = (about.get("compressor"), *(about.get("filters") or ()), *(about.get("codecs") or ()))
+    if any("pickle" in str(codec).lower() for codec in codecs):
+        raise SourceError(f"{name} is pickled, and is not read: that could run any code")
 
 
 def _field(key: str) -> str:
