@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
         results = run(options.only or list(WORKLOADS), asked, Path(folder))
         load.append(os.getloadavg()[0])
         found = document(results, options.scale, Path(folder), load)
-    print(f"\n{markdown(results)}", file=sys.stderr)
+    print(f"\n{markdown(found['workloads'])}", file=sys.stderr)
     if options.plot:
         draw(found, options.plot)
     text = json.dumps(found, indent=2) + "\n"

@@ -1,18 +1,24 @@
 """A plot of each workload: its contestants' medians, quartiles as whiskers.
 
-`python -m benchmarks.plots bench.json DIR` draws what an earlier run wrote.
+`python -m benchmarks.plots DIR bench.json ...` draws what earlier runs wrote.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import merged
+
 OURS, THEIRS = "#1f6f8b", "#b9bec4"
+OTHERS = (
+    "LeRobot", "Minari", "TorchRL", "cpprb", "environments alone", "h5py", "numpy", "tensorstore",
+    "the device", "zarr",
+)  # fmt: skip
 LABEL_CHARACTERS = 44
+TITLE_CHARACTERS = 110
 BARS_MOST = 40  # more would not be readable
 
 
@@ -50,7 +56,7 @@ def _bars(figures: list[dict[str, Any]], unit: str, workload: dict[str, Any], pa
     below = [f["median"] - f["quartiles"][0] for f in figures]
     above = [f["quartiles"][1] - f["median"] for f in figures]
     names = ["\n".join(textwrap.wrap(f["contestant"], LABEL_CHARACTERS)) for f in figures]
-    colours = [OURS if "expstore" in f["contestant"] else THEIRS for f in figures]
+    colours = [THEIRS if f["contestant"].startswith(OTHERS) else OURS for f in figures]
     drawn, axes = plt.subplots(figsize=(7.5, 0.9 + 0.36 * len(figures)), layout="constrained")
     at = list(range(len(figures)))
     axes.barh(at, medians, color=colours, xerr=[below, above], error_kw={"lw": 0.8})
@@ -59,7 +65,8 @@ def _bars(figures: list[dict[str, Any]], unit: str, workload: dict[str, Any], pa
     if max(medians) > 20 * min(medians) > 0:
         axes.set_xscale("log")
     axes.set_xlabel(f"{unit} (median; whiskers are quartiles)")
-    axes.set_title("\n".join(textwrap.wrap(f"{workload['workload']}: {workload['about']}", 100)))
+    title = textwrap.wrap(f"{workload['workload']}: {workload['about']}", TITLE_CHARACTERS)
+    drawn.suptitle("\n".join(title), x=0.01, ha="left", fontsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     drawn.savefig(path, metadata={"Date": None, "Creator": None})
@@ -67,5 +74,5 @@ def _bars(figures: list[dict[str, Any]], unit: str, workload: dict[str, Any], pa
 
 
 if __name__ == "__main__":
-    for drawn in draw(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])):
+    for drawn in draw({"workloads": merged(sys.argv[2:])}, Path(sys.argv[1])):
         print(drawn)

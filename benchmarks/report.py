@@ -1,18 +1,23 @@
-"""The results as Markdown tables, and what they were measured on."""
+"""The results as Markdown tables, and what they were measured on.
+
+`python -m benchmarks.report bench.json ...` prints the tables of earlier runs; of a workload that
+several files have, the last one counts.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import Result
-
 PACKAGES = (
     "expstore", "numpy", "torch", "numba", "zarr", "torchrl", "tensordict", "minari", "h5py",
+    "cpprb", "tensorstore", "gymnasium", "mujoco",
 )  # fmt: skip
 
 
@@ -55,23 +60,22 @@ def _version(name: str) -> str | None:
         return None
 
 
-def markdown(results: list[Result]) -> str:
-    """A table of figures and one of goals."""
+def markdown(workloads: Sequence[dict[str, Any]]) -> str:
+    """What each workload is, a table of goals and one of figures, from their documents."""
     figures = [["workload", "contestant", "median", "quartiles", "rounds"]]
     goals = [["workload", "goal", "found", "limit", ""]]
-    for result in results:
-        for f in result.figures:
-            low, high = map(_number, f.quartiles)
-            row = [f.contestant, f"{_number(f.median)} {f.unit}", f"{low} - {high}"]
-            figures.append([result.workload, *row, str(f.num_rounds)])
-        for goal in result.goals:
-            unit = "" if goal.unit == "x" else f" {goal.unit}"
-            limit = f"{'<=' if goal.at_most else '>='} {_number(goal.limit)}{unit}"
-            verdict = "reached" if goal.is_reached else "MISSED"
-            goals.append(
-                [result.workload, goal.what, f"{_number(goal.value)}{unit}", limit, verdict]
-            )
-    about = "\n".join(f"- `{result.workload}`: {result.about}." for result in results)
+    for workload in workloads:
+        name = workload["workload"]
+        for f in workload["figures"]:
+            low, high = map(_number, f["quartiles"])
+            row = [f["contestant"], f"{_number(f['median'])} {f['unit']}", f"{low} - {high}"]
+            figures.append([name, *row, str(f["num_rounds"])])
+        for goal in workload["goals"]:
+            unit = "" if goal["unit"] == "x" else f" {goal['unit']}"
+            limit = f"{'<=' if goal['at_most'] else '>='} {_number(goal['limit'])}{unit}"
+            verdict = "reached" if goal["is_reached"] else "MISSED"
+            goals.append([name, goal["what"], f"{_number(goal['value'])}{unit}", limit, verdict])
+    about = "\n".join(f"- `{w['workload']}`: {w['about']}." for w in workloads)
     return "\n\n".join([about, "\n".join(_table(goals)), "\n".join(_table(figures))])
 
 
@@ -88,3 +92,16 @@ def _table(rows: list[list[str]]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
         if number == 0:
             yield f"|{'|'.join('-' * (width + 2) for width in widths)}|"
+
+
+def merged(paths: Sequence[str]) -> list[dict[str, Any]]:
+    """The workloads of several files."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        workloads = json.loads(Path(path).read_text())["workloads"]
+        found |= {workload["workload"]: workload for workload in workloads}
+    return list(found.values())
+
+
+if __name__ == "__main__":
+    print(markdown(merged(sys.argv[1:])))
