@@ -124,6 +124,8 @@ class Sb3Buffer(RingSource):
     def _lanes(self) -> list[Lane]:
         pos, is_full = int(self._buffer["pos"]), bool(self._buffer["full"])
         num_envs = int(self._buffer["n_envs"])
+        if not 0 <= pos <= self._capacity:
+            raise SourceError(f"pos of {self._path} is {pos}, of {self._capacity} rows: damaged")
         stretches = ring(self._capacity if is_full else pos, self._capacity, pos)
         if is_full and self._is_compact:
             self.account.drop(num_envs, OVERWRITTEN_ROW)

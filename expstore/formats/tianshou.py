@@ -99,7 +99,7 @@ class TianshouBuffer(RingSource):
     def _of_file(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the buffer says of itself, and its columns."""
         if not _is_tianshou(self._file):
-            found = ", ".join(list(self._file)[:8]) or "nothing"
+            found = ", ".join(map(str, list(self._file)[:8])) or "nothing"
             raise SourceError(
                 f"{self._path} is not of Tianshou; looked for {LOOKS_FOR}; found {found}"
             )
@@ -163,6 +163,11 @@ def _lanes(values: Mapping[str, Any]) -> list[Lane]:
     lanes = []
     for number, (offset, length) in enumerate(zip(bounds[:-1], lengths, strict=True)):
         capacity = bounds[number + 1] - offset
+        if not 0 <= length <= capacity or not 0 <= offset <= int(values["maxsize"]) - capacity:
+            raise SourceError(
+                f"environment {number} has {length} rows from {offset} on, of {capacity}: the "
+                "buffer is damaged"
+            )
         cursor = (last[number] + 1 - offset) % max(capacity, 1)
         name = str(number) if len(lengths) > 1 else ""
         stretches = ring(length, capacity, cursor, offset) if length else ()
