@@ -79,7 +79,8 @@ def _is_sound(snapshot: Snapshot, number: int) -> bool:
         row = snapshot.index.row(number)
     except ExpstoreError:
         return False
-    return row.checksum() == int(snapshot.index.column("index_crc32c")[at])
+    is_inside = snapshot.first_step <= row.start < row.start + row.length <= snapshot.stop_step
+    return is_inside and row.checksum() == int(snapshot.index.column("index_crc32c")[at])
 
 
 def _lengths_between(

@@ -94,6 +94,11 @@ class MappedColumn:
         """Rows `first` to `last`, where possible without a copy."""
         if first == last:
             return np.empty((0, *self.layout.row_shape), self.layout.dtype)
+        if not start <= first < last <= stop:  # there is no memory behind such rows
+            raise DamagedError(
+                f"{self.root / self.layout.path} was asked for rows {first} to {last}, but the "
+                f"commit has {start} to {stop}; run expstore verify"
+            )
         array = self.whole(start, stop)
         if array is not None:
             return array[first:last]

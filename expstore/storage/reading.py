@@ -20,6 +20,7 @@ from expstore.storage import files
 from expstore.storage.boundaries import ends_of
 from expstore.storage.coded import CodedColumn
 from expstore.storage.commits import Root, read_root
+from expstore.storage.contiguity import first_gap
 from expstore.storage.episodes import EpisodeIndex
 from expstore.storage.following import NextReader
 from expstore.storage.holding import Hold, settle
@@ -122,18 +123,37 @@ class Snapshot:
         """(E,) ascending numbers of the live episodes; None where none of them was deleted."""
         if not len(self.deleted):
             return None
+        self.index.column("length")  # raises where files are missing: there may not be so many
         numbers = np.arange(self.first_episode, self.stop_episode)
         return np.delete(numbers, self.deleted - self.first_episode)
 
     def spans(self, episodes: NDArray[np.int64] | None = None) -> Spans:
-        """The given episodes (numbers, ascending) as spans of this store's own step numbers."""
+        """The given episodes (numbers, ascending) as spans of this store's own step numbers.
+
+        Raises:
+            DamagedError: the index has them elsewhere than one after the other.
+        """
         start, length = self.index.column("start"), self.index.column("length")
+        self._check_contiguous(start, length)
         if episodes is not None:
             at = episodes - self.first_episode
             return Spans.laid_out(start[at], length[at])
         first = start if not self.first_step else start - self.first_step
         streams = np.array([0, self.stop_step - self.first_step])
         return Spans(start, first, length, streams)
+
+    def _check_contiguous(self, start: NDArray[np.int64], length: NDArray[np.int64]) -> None:
+        column = self.columns.get("episodes/length")
+        episodes = self.first_episode, self.stop_episode
+        steps = self.first_step, self.stop_step
+        if column is None:  # of a store without fields, which has no steps
+            return
+        gap = first_gap(column, episodes, start, length, steps)
+        if gap is not None:
+            raise DamagedError(
+                f"the index of {self.path} does not say where episode {gap} lies; run expstore "
+                "verify"
+            )
 
     def ends(self, name: str) -> NDArray[np.int64]:
         """(K,) ascending live steps at which a field of single numbers is not 0."""

@@ -10,11 +10,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from expstore.errors import SchemaError, StateError
+from expstore.errors import FieldNotFoundError, SchemaError, StateError
 from expstore.spans import Spans
+from expstore.storage.conditions import Condition
 from expstore.storage.episodes import EpisodeRow
 from expstore.storage.reading import Snapshot
-from expstore.storage.table import row_of
+from expstore.storage.table import Episodes, row_of
 
 
 class Rule(Protocol):
@@ -35,6 +36,33 @@ class Predicate:
     def __call__(self, snapshot: Snapshot, episodes: NDArray[np.int64]) -> NDArray[np.bool_]:
         kept = (bool(self.function(row_of(snapshot, int(e), self.base))) for e in episodes)
         return np.fromiter(kept, bool, len(episodes))
+
+
+class _Moved(Episodes):
+    """The table of one store of a union, with the numbers of the union."""
+
+    base = 0
+
+    def _column(self, name: str) -> Any:
+        values = super()._column(name)
+        return values + self.base if name in ("number", "start") else values
+
+
+@dataclass(frozen=True)
+class Where:
+    """Keeps the episodes for which a condition holds."""
+
+    condition: Condition
+    base: int  # of the numbers that the condition sees
+
+    def __call__(self, snapshot: Snapshot, episodes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        start = snapshot.index.column("start")[episodes - snapshot.first_episode]
+        table = _Moved((snapshot,), (episodes,), episodes, start)
+        table.base = self.base
+        try:
+            return self.condition.mask(table)
+        except FieldNotFoundError:  # a key that none of these episodes has, but others
+            return np.zeros(len(episodes), bool)
 
 
 @dataclass(frozen=True)
@@ -65,7 +93,7 @@ class Part:
     def numbers(self) -> NDArray[np.int64]:
         """(E,) ascending numbers of the selected episodes."""
         if self.selected is None:
-            self.snapshot.index.column("start")  # raises where there are not so many
+            self.snapshot.index.column("length")  # raises where files are missing
             return np.arange(self.snapshot.first_episode, self.snapshot.stop_episode)
         return self.selected
 
@@ -114,7 +142,7 @@ class Part:
 
     def pickled(self) -> tuple[Any, ...]:
         """What `restored` makes the part of again, in another process."""
-        rules = tuple(rule for rule in self.rules if isinstance(rule, Side))
+        rules = tuple(rule for rule in self.rules if isinstance(rule, (Side, Where)))
         is_fixed = self.is_fixed or len(rules) < len(self.rules)
         snapshot = self.snapshot
         return snapshot.path, snapshot.root, snapshot.version, self.chosen, rules, is_fixed

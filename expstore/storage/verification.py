@@ -250,7 +250,9 @@ class Check:
         if row.checksum() != stored:
             yield Problem("index", f"the index row of episode {number} fails its checksum", number)
             return
-        if start not in (None, row.start) or row.end_reason >= len(END_REASONS):
+        is_inside = row.length >= 1 and row.start + row.length <= self.snapshot.stop_step
+        is_next = start in (None, row.start) and row.start >= self.snapshot.first_step
+        if not is_inside or not is_next or row.end_reason >= len(END_REASONS):
             yield Problem("index", f"episode {number} does not start where the last ended", number)
             return
         self._next_step = row.start + row.length
