@@ -43,7 +43,7 @@ STORAGE = (
     ("layout",),
     ("files", "parallel", "row_kernels", "zstd"),
     ("protocols", "mapping"),
-    ("mapped", "coded", "ragged", "boundaries", "holding", "tombstones"),
+    ("mapped", "coded", "ragged", "boundaries", "contiguity", "holding", "tombstones"),
     ("undecided",),
     ("following",),
     ("episodes",),
