@@ -18,6 +18,7 @@ WORKLOADS = {
     "steps": "benchmarks.steps:run_steps",
     "prioritized": "benchmarks.prioritized:run_prioritized",
     "growth": "benchmarks.growth:run_growth",
+    "lift": "benchmarks.lift:run_lift",
     "lerobot": "benchmarks.lerobot:run_lerobot",
     "append-atari": "benchmarks.atari:run_append",
     "memory": "benchmarks.memory:run_memory",
