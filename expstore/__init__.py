@@ -23,10 +23,14 @@ if TYPE_CHECKING:
     from expstore.loading.batch import Batch as Batch
     from expstore.loading.dataset import SequenceDataset as SequenceDataset
     from expstore.loading.dataset import sequence_loader as sequence_loader
+    from expstore.loading.goals import Goals as Goals
     from expstore.loading.hindsight import Hindsight as Hindsight
     from expstore.loading.nstep import NStep as NStep
+    from expstore.loading.offline import OfflineDataset as OfflineDataset
     from expstore.loading.replay import Replay as Replay
     from expstore.loading.stack import Stack as Stack
+    from expstore.loading.statistics import Statistics as Statistics
+    from expstore.loading.to_go import ReturnToGo as ReturnToGo
     from expstore.loading.units import Step as Step
     from expstore.sampling.mixture import Mixture as Mixture
     from expstore.sampling.prioritized import Prioritized as Prioritized
@@ -67,20 +71,24 @@ _LAZY = {
     "EpisodeSummary": "expstore.summary",
     "FieldRange": "expstore.summary",
     "FieldSummary": "expstore.summary",
+    "Goals": "expstore.loading.goals",
     "Hindsight": "expstore.loading.hindsight",
     "IngestProgress": "expstore.ingest.report",
     "IngestReport": "expstore.ingest.report",
     "Mixture": "expstore.sampling.mixture",
     "NStep": "expstore.loading.nstep",
+    "OfflineDataset": "expstore.loading.offline",
     "Prioritized": "expstore.sampling.prioritized",
     "PrioritySummary": "expstore.summary",
     "Repair": "expstore.storage.repair",
     "Replay": "expstore.loading.replay",
+    "ReturnToGo": "expstore.loading.to_go",
     "Ring": "expstore.sampling.ring",
     "Sequence": "expstore.sampling.sequence",
     "SequenceConfig": "expstore.sampling.sequence",
     "SequenceDataset": "expstore.loading.dataset",
     "Stack": "expstore.loading.stack",
+    "Statistics": "expstore.loading.statistics",
     "Step": "expstore.loading.units",
     "StoreSummary": "expstore.summary",
     "Uniform": "expstore.sampling.uniform",
@@ -109,21 +117,25 @@ __all__ = [
     "Field",
     "FieldRange",
     "FieldSummary",
+    "Goals",
     "Hindsight",
     "IngestProgress",
     "IngestReport",
     "Mixture",
     "NStep",
+    "OfflineDataset",
     "Prioritized",
     "PrioritySummary",
     "Repair",
     "Replay",
+    "ReturnToGo",
     "Ring",
     "Schema",
     "Sequence",
     "SequenceConfig",
     "SequenceDataset",
     "Stack",
+    "Statistics",
     "Step",
     "Store",
     "StoreSummary",

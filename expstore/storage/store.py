@@ -20,10 +20,11 @@ from expstore.spans import Spans
 from expstore.storage import files
 from expstore.storage.boundaries import field_that_ends
 from expstore.storage.commits import root_at
+from expstore.storage.conditions import Condition
 from expstore.storage.episodes import EpisodeRow
 from expstore.storage.parallel import ONE, Threads
 from expstore.storage.reading import STRIDE, Snapshot, resolve
-from expstore.storage.selection import Part, Predicate, Rule, Side, restored
+from expstore.storage.selection import Part, Predicate, Rule, Side, Where, restored
 from expstore.storage.table import Episodes
 
 EPISODE_ENDS = ("done", ("done",), ("next", "done"))
@@ -272,17 +273,25 @@ class Store:
 
     # -- selecting -------------------------------------------------------------------------------
 
-    def filter(self, which: Callable[[EpisodeRow], Any] | Iterable[bool] | Iterable[int]) -> Store:
+    def filter(
+        self, which: str | Callable[[EpisodeRow], Any] | Iterable[bool] | Iterable[int]
+    ) -> Store:
         """A view of some episodes; nothing is copied.
 
         Args:
-            which: a function of an episode's row in the table (`row["return"] > 3000`),
+            which: a condition (`'return > 3000 and policy == "sac"'`: see `expstore.delete`), a
+                function of an episode's row in the table (`row["return"] > 3000`),
                 a boolean mask over `episodes`, or a list of episode numbers.
 
         Raises:
-            SchemaError: a mask of another length.
+            SchemaError: a mask of another length, or no condition.
+            FieldNotFoundError: a name in the condition that no episode has.
             StepRangeError: a number that is not here.
         """
+        if isinstance(which, str):
+            condition = Condition.parse(which)
+            condition.mask(self.episodes)  # raises for names that nobody has, and for other kinds
+            return self._narrowed(lambda base: Where(condition, base))
         if callable(which):
             return self._narrowed(lambda base: Predicate(which, base))
         chosen = np.asarray(list(which))
