@@ -120,8 +120,7 @@ def read_root(path: Path) -> Root:
         raise NotAStoreError(_no_store(path))
     root = root_of(path, data)
     # Of files, the opening itself refuses links.
-    for name in (PRIVATE, *parents(root.arrays), *root.arrays):
-        files.check_no_link(path / name)
+    files.check_no_links(path, (PRIVATE, *parents(root.arrays), *root.arrays))
     return root
 
 

@@ -169,15 +169,17 @@ def read(path: Path) -> bytes:
         return file.read()
 
 
-def check_no_link(path: Path) -> None:
-    """Refuse a symbolic link in the place of a directory: it could lead out of the store.
+def check_no_links(path: Path, names: Iterable[str]) -> None:
+    """Refuse symbolic links in the place of directories: they could lead out of the store.
 
     Raises:
-        StorageError: names it.
+        StorageError: names the first one.
     """
-    if os.path.islink(path):
-        with explained("follow", path):
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    above = os.fspath(path)
+    for name in names:
+        if os.path.islink(f"{above}/{name}"):
+            with explained("follow", path / name):
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
 def version(path: Path) -> tuple[int, int, int]:
@@ -359,7 +361,36 @@ def map_file(path: Path) -> NDArray[np.uint8]:
 
 def can_map_in_place() -> bool:
     """Whether files can be mapped at a chosen address here (not on Windows)."""
-    return sys.platform in ("linux", "darwin")
+    return sys.platform in ("linux", "darwin") and "map_fixed" not in _left_out()
+
+
+def can_advise() -> bool:
+    """Whether the system can be told what will be read soon (not on Windows)."""
+    return hasattr(mmap, "MADV_WILLNEED") and "madvise" not in _left_out()
+
+
+def _left_out() -> list[str]:
+    """What EXPSTORE_WITHOUT names: `map_fixed`, `madvise`, or both with a comma in between.
+
+    These are then thought to be missing, so that the ways around them can be tested anywhere.
+    """
+    return os.environ.get("EXPSTORE_WITHOUT", "").split(",")
+
+
+def advise(address: int, num_bytes: int) -> None:
+    """Have mapped pages read in the background; `address` is that of a page.
+
+    It is only advice, so nothing is said where the system does not take it.
+    """
+    _libc().madvise(address, num_bytes, mmap.MADV_WILLNEED)
+
+
+def device_reads() -> tuple[int, int]:
+    """Blocks that this thread has had read so far, and how often it has waited for a page."""
+    import resource  # not on Windows, where nobody asks
+
+    usage = resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF))
+    return usage.ru_inblock, usage.ru_majflt
 
 
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED = 0x01, 0x02, 0x10
@@ -386,6 +417,7 @@ def _libc() -> Any:
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_longlong]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     if sys.platform == "linux":
         int64 = ctypes.c_longlong
         libc.sync_file_range.argtypes = [ctypes.c_int, int64, int64, ctypes.c_uint]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,12 @@ from expstore.storage.mapping import missing_file
 WRITE_BYTES = 2 << 20  # room for rows that are collected before they are written
 DIRECT_BYTES = 1 << 20  # rows of at least this size are written from the caller's array
 EARLY_BYTES = 1 << 20  # a write of at least this size goes on to the disk before the commit
-MAX_UNSYNCED = 4  # full files of an array that wait for the commit; a process may open 1,024
+MAX_UNSYNCED = 4  # full files of an array that wait for the commit
+# Files that stay open between writes, of all arrays in this process, which may open 1,024. What
+# goes beyond is opened anew for each write and each sync.
+MAX_KEPT = 384
+
+_kept: set[int] = set()  # their descriptors
 
 
 class MappedAppender:
@@ -50,6 +56,7 @@ class MappedAppender:
         self._path = root  # of that file
         self._descriptor = -1
         self._unsynced: dict[int, Path] = {}  # descriptor -> file
+        self._unsynced_closed: set[Path] = set()  # files that could not be kept open
         self._new_files = False
 
     @property
@@ -91,20 +98,20 @@ class MappedAppender:
             lambda descriptor=descriptor, path=path: files.sync(descriptor, path)
             for descriptor, path in self._unsynced.items()
         ]
-        return calls
+        return calls + [partial(_sync_closed, path) for path in self._unsynced_closed]
 
     def place(self) -> bool:
         """After `syncs`: True where the directory has to be synced, for it has new files."""
         done, has_new_files = self._unsynced.keys() - {self._descriptor}, self._new_files
-        self._unsynced, self._new_files = {}, False
-        files.close_all(done)
+        self._unsynced, self._unsynced_closed, self._new_files = {}, set(), False
+        _close_all(done)
         return has_new_files
 
     def close(self) -> None:
         """Close all files; rows that were not flushed are dropped."""
         done = {self._descriptor, *self._unsynced} - {-1}
         self._descriptor, self._chunk, self._unsynced = -1, -1, {}
-        files.close_all(done)
+        _close_all(done)
 
     def _write(self, rows: NDArray[Any]) -> None:
         row = self._written
@@ -119,11 +126,23 @@ class MappedAppender:
             if self._early and len(part) >= EARLY_BYTES:
                 files.start_writing(self._descriptor, offset * self.layout.row_bytes, len(part))
             done += count
+        if self._descriptor not in _kept:
+            self._close_early()
+
+    def _close_early(self) -> None:
+        """Close the open file, which is synced all the same."""
+        descriptor, self._descriptor, self._chunk = self._descriptor, -1, -1
+        if descriptor in self._unsynced:
+            self._unsynced_closed.add(self._unsynced.pop(descriptor))
+        if descriptor >= 0:
+            files.close(descriptor)
 
     def _open(self, chunk: int) -> None:
         if chunk == self._chunk:
             return
-        if len(self._unsynced) >= MAX_UNSYNCED:
+        if self._descriptor not in _kept:
+            self._close_early()
+        if len(self._unsynced) + len(self._unsynced_closed) >= MAX_UNSYNCED:
             self._settle()
         path = self.root / self.layout.chunk_path(chunk)
         size = files.size(path)
@@ -141,19 +160,31 @@ class MappedAppender:
         descriptor = files.open_for_writing(path)
         done = {self._descriptor} - self._unsynced.keys() - {-1}
         self._chunk, self._descriptor, self._path = chunk, descriptor, path
-        files.close_all(done)
+        if len(_kept) < MAX_KEPT:
+            _kept.add(descriptor)
+        _close_all(done)
 
     def _settle(self) -> None:
         """Sync full files before the commit does, and close them."""
         self._sync(self.syncs())
-        done, self._unsynced = {*self._unsynced, self._descriptor}, {}
-        self._chunk, self._descriptor = -1, -1
-        files.close_all(done)
+        done, self._unsynced = {*self._unsynced, self._descriptor} - {-1}, {}
+        self._chunk, self._descriptor, self._unsynced_closed = -1, -1, set()
+        _close_all(done)
 
     def _create(self, path: Path) -> None:
         # Sized before it gets its name: other readers fail on a chunk of any other size.
-        partial = files.temporary(path)
-        with files.opened(files.create(partial)) as descriptor:
+        unfinished = files.temporary(path)
+        with files.opened(files.create(unfinished)) as descriptor:
             files.set_size(descriptor, self.layout.chunk_bytes, path)
         self._new_files = True
-        files.rename(partial, path)
+        files.rename(unfinished, path)
+
+
+def _close_all(descriptors: set[int]) -> None:
+    _kept.difference_update(descriptors)
+    files.close_all(descriptors)
+
+
+def _sync_closed(path: Path) -> None:
+    with files.opened(files.open_for_writing(path)) as descriptor:
+        files.sync(descriptor, path)

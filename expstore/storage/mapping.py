@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 
 from expstore.errors import DamagedError, EvictedError, StorageError
 from expstore.storage import files
+from expstore.storage.advice import runs_of
 from expstore.storage.layout import ArrayLayout, fits_pages
 from expstore.storage.parallel import ONE, Threads, parts_of
+from expstore.storage.protocols import Reading
 
 MAX_MAPS = 30_000  # of the 65,530 that a Linux process may hold
 CHUNKS_KEPT = 64  # files mapped at once by a column that is read file by file
@@ -31,7 +33,9 @@ SPLIT_BYTES = 1 << 20  # rows of a batch are copied by several threads from this
 STREAMED_BYTES = 24 << 20  # rows of a batch that no cache holds
 STREAMED_ROW_BYTES = 4096  # least size of such a row
 STREAMED_ALIGNMENT = 16  # of such rows, in bytes: what row_kernels stores at a time
-RESERVED_BYTES = 64 << 30  # least address space of a column, so that it can grow in place
+RESERVED_BYTES = 64 << 30  # address space of a column, so that it can grow in place; or less,
+RESERVED_SHARE = 1024  # as no column takes a larger part of what is left
+ADDRESS_BYTES = 64 << 40  # of the 128 TiB that a process has on most machines
 
 
 class MappedColumn:
@@ -58,9 +62,13 @@ class MappedColumn:
         Returns:
             None where the column has to be read file by file.
         """
+        found = self._range(start, stop)
+        return None if found is None else found.array
+
+    def _range(self, start: int, stop: int) -> _Range | None:
         for current in self._ranges:
             if current.start <= start and stop <= current.stop:
-                return current.array
+                return current
         if not self._in_place:
             return None
         with self._lock:
@@ -75,20 +83,50 @@ class MappedColumn:
         threads: Threads = ONE,
     ) -> NDArray[Any]:
         """Copy rows, all within `start` to `stop`, in any order into `out`."""
-        array = self.whole(start, stop)
-        if array is not None:
-            copy = _copier(array, out)
-            if threads.num_threads == 1 or out.nbytes < SPLIT_BYTES:
-                copy(rows, out=out)
-            else:
-                parts = parts_of(len(rows), threads.num_threads)
-                threads.run([partial(copy, rows[part], out=out[part]) for part in parts])
-            return out
-        chunks = rows // self.layout.chunk_rows
-        for chunk in np.unique(chunks).tolist():
-            here = chunks == chunk
-            out[here] = self._chunk(chunk)[rows[here] - chunk * self.layout.chunk_rows]
+        reading = self.plan(rows, out, start, stop, threads.num_threads)
+        threads.run(reading.calls)
         return out
+
+    def plan(
+        self,
+        rows: NDArray[np.int64],
+        out: NDArray[Any],
+        start: int,
+        stop: int,
+        num_threads: int = 1,
+    ) -> Reading:
+        """See `Column.plan`."""
+        found = self._range(start, stop)
+        if found is None:
+            return self._plan_by_file(rows, out)
+        row_bytes, base = self.layout.row_bytes, found.base
+        copy = _copier(found.array, out)
+        is_split = num_threads > 1 and out.nbytes >= SPLIT_BYTES
+        parts = parts_of(len(rows), num_threads if is_split else 1)
+        return Reading(
+            [partial(copy, rows[part], out=out[part]) for part in parts],
+            lambda: base + runs_of(rows) * row_bytes,
+            base=base,
+        )
+
+    def _plan_by_file(self, rows: NDArray[np.int64], out: NDArray[Any]) -> Reading:
+        chunk_rows, row_bytes = self.layout.chunk_rows, self.layout.row_bytes
+        chunks = rows // chunk_rows
+        wanted = np.unique(chunks).tolist()
+
+        def copy(chunk: int) -> None:
+            here = chunks == chunk
+            out[here] = self._chunk(chunk)[rows[here] - chunk * chunk_rows]
+
+        def ranges() -> NDArray[np.int64]:
+            found = []
+            for chunk in wanted:
+                first = self._chunk(chunk).__array_interface__["data"][0]
+                local = rows[chunks == chunk] - chunk * chunk_rows
+                found.append(first + runs_of(local) * row_bytes)
+            return np.concatenate(found)
+
+        return Reading([partial(copy, chunk) for chunk in wanted], ranges)
 
     def slice(self, first: int, last: int, start: int, stop: int) -> NDArray[Any]:
         """Rows `first` to `last`, where possible without a copy."""
@@ -133,7 +171,7 @@ class MappedColumn:
             self._lock.release()
         return True
 
-    def _extended(self, start: int, stop: int) -> NDArray[Any] | None:
+    def _extended(self, start: int, stop: int) -> _Range | None:
         rows = self.layout.chunk_rows
         first, last = start // rows, -(-stop // rows)
         if last - first > MAX_MAPS:
@@ -155,7 +193,7 @@ class MappedColumn:
             return None
         if current not in self._ranges:
             self._ranges = (current, *self._ranges)
-        return current.array
+        return current
 
     def _chunk(self, chunk: int) -> NDArray[Any]:
         with self._lock:
@@ -206,6 +244,7 @@ class _Range:
     """Some consecutive chunks of a column in one mapping, and what is still reserved."""
 
     num_maps = 0  # of all ranges in this process
+    num_reserved_bytes = 0  # likewise
 
     def __init__(self, layout: ArrayLayout, first: int, room: int) -> None:
         self.layout = layout
@@ -214,13 +253,20 @@ class _Range:
         self.mapping = files.Mapping(room * layout.chunk_bytes)
         shape = (self.room.stop * layout.chunk_rows, *layout.row_shape)
         self.array = self.mapping.array(layout.dtype, shape, first * layout.chunk_bytes)
+        self.base = self.mapping.address - first * layout.chunk_bytes  # of row 0
+        _Range.num_reserved_bytes += self.mapping.num_bytes
         self._count = [0]
-        weakref.finalize(self, _uncount, self._count)
+        weakref.finalize(self, _uncount, self._count, self.mapping.num_bytes)
 
     @staticmethod
     def reserve(layout: ArrayLayout, first: int, last: int) -> _Range | None:
-        """Addresses for the chunks and as many again, at least 64 GiB; None if there are none."""
-        room = max(2 * (last - first), RESERVED_BYTES // layout.chunk_bytes, 1)
+        """Addresses for the chunks and as many again, or more; None if there are none.
+
+        A union of many stores has thousands of columns, so what each gets becomes less and less.
+        """
+        left = max(0, ADDRESS_BYTES - _Range.num_reserved_bytes)
+        spare = min(RESERVED_BYTES, left // RESERVED_SHARE) // layout.chunk_bytes
+        room = max(2 * (last - first), spare, 1)
         try:
             return _Range(layout, first, room)
         except OSError:
@@ -276,8 +322,9 @@ class _Range:
         return True
 
 
-def _uncount(count: list[int]) -> None:
+def _uncount(count: list[int], num_bytes: int) -> None:
     _Range.num_maps -= count[0]
+    _Range.num_reserved_bytes -= num_bytes
 
 
 def checked_file(
