@@ -6,7 +6,6 @@ import asks.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from functools import cached_property
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expstore.errors import MissingExtraError, SourceError, how_to_install
+from expstore.formats.json_files import read_object
 from expstore.formats.keyed import last_only, scalars
 from expstore.formats.provenance import folder_provenance
 from expstore.formats.rings import Cut, Lane, RingSource
@@ -61,7 +61,7 @@ class VaultFolder(RingSource):
             )
         self._folder, self._alignment = folder, alignment
         self.final_rows = int(alignment in FINAL)
-        self._metadata = _json(folder / METADATA)
+        self._metadata = read_object(folder / METADATA)
         self._arrays = self._open_arrays()
         self._names = {name: _field(name) for name in self._arrays}
         self._flags = {
@@ -247,19 +247,9 @@ def _is_vault(path: Path) -> bool:
     if not (path / METADATA).is_file() or not (path / MANIFEST).is_file():
         return False
     try:
-        return isinstance(_json(path / METADATA).get("structure_shape"), Mapping)
+        return isinstance(read_object(path / METADATA).get("structure_shape"), Mapping)
     except SourceError:
         return False
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise SourceError(f"{path} must hold one object, got {type(found).__name__}")
-    return found
 
 
 def _sniff(path: Path) -> bool:

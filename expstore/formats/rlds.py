@@ -7,9 +7,7 @@ not needed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +15,23 @@ import numpy as np
 
 from expstore.episode import nest
 from expstore.errors import SourceError
+from expstore.formats.json_files import read_object
 from expstore.formats.keyed import flags, last_only
-from expstore.formats.ordering import natural
 from expstore.formats.provenance import HashedFiles
 from expstore.formats.rlds_features import BFLOAT16, Feature, leaves, rows_of
+from expstore.formats.rlds_folder import FEATURES, INFO, Shard, data_folder, find_shards, steps_of
 from expstore.formats.source import NOTHING, Account, Format, Imported, SourceEpisode
 from expstore.formats.tf_example import Values, parse_example
 from expstore.formats.tfrecord import TFRecords
 
-FEATURES, INFO = "features.json", "dataset_info.json"
 STEPS, OBSERVATION = "steps/", "observation"
 FLAGS = ("is_first", "is_last", "is_terminal")
-TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 MAX_VALUES = 256  # of what is kept as metadata
 LAST_ROW = "the row with is_last, whose action and reward RLDS has as invalid"
 LOOKS_FOR = (
     f"a data set of TensorFlow Datasets with steps: a folder with {FEATURES}, {INFO} and TFRecord "
     "files, the folder above it, or one such file"
 )
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One file, and how many episodes it is to have, where that is known."""
-
-    name: str
-    split: str
-    num_episodes: int | None
 
 
 class RldsDataset:
@@ -56,18 +44,18 @@ class RldsDataset:
     num_steps = None  # all records would have to be read
 
     def __init__(self, path: Path, *, keep_encoded: bool = False) -> None:
-        folder = _folder(path)
+        folder = data_folder(path)
         if folder is None:
             raise SourceError(f"{path} is not of RLDS; looked for {LOOKS_FOR}")
         self.name = str(path.resolve())
         self.account = Account()
         self._folder, self._keep_encoded = folder, keep_encoded
         self._hashes = HashedFiles(folder)
-        tree = _json(folder / FEATURES)
-        self._steps = leaves(_steps_of(tree))
+        tree = read_object(folder / FEATURES)
+        self._steps = leaves(steps_of(tree))
         self._others = {n: f for n, f in leaves(tree).items() if not n.startswith(STEPS)}
-        self._info = _json(folder / INFO) if (folder / INFO).is_file() else {}
-        self._shards = self._find_shards(path)
+        self._info = read_object(folder / INFO) if (folder / INFO).is_file() else {}
+        self._shards = find_shards(path, folder, self._info)
 
     @property
     def num_episodes(self) -> int | None:
@@ -103,27 +91,6 @@ class RldsDataset:
 
     def close(self) -> None:
         pass
-
-    def _find_shards(self, path: Path) -> list[Shard]:
-        """The files that the data set says it has; or those that are there."""
-        kind = self._info.get("fileFormat", "tfrecord")
-        if kind != "tfrecord":
-            raise SourceError(f"{path} is in the form {kind}; this reads tfrecord")
-        shards = [
-            shard
-            for split in self._info.get("splits", ())
-            for shard in _shards(str(self._info.get("name", "")), split)
-        ]
-        if not shards:
-            names = sorted(
-                (file.name for file in self._folder.glob("*.tfrecord*") if file.is_file()),
-                key=natural,
-            )
-            shards = [Shard(name, "", None) for name in names]
-        if path.is_file():
-            known = [shard for shard in shards if shard.name == path.name]
-            return known or [Shard(path.name, "", None)]
-        return shards
 
     def _read(
         self, key: str, shard: Shard, records: TFRecords, length: int
@@ -218,71 +185,12 @@ class RldsDataset:
             )
 
 
-def _shards(dataset: str, split: Mapping[str, Any]) -> Iterator[Shard]:
-    lengths = [int(length) for length in split.get("shardLengths", ())]
-    for number, length in enumerate(lengths):
-        name = str(split.get("filepathTemplate") or TEMPLATE)
-        parts = {
-            "DATASET": dataset,
-            "SPLIT": str(split.get("name", "")),
-            "FILEFORMAT": "tfrecord",
-            "SHARD_INDEX": f"{number:05d}",
-            "NUM_SHARDS": f"{len(lengths):05d}",
-            "SHARD_X_OF_Y": f"{number:05d}-of-{len(lengths):05d}",
-        }
-        for part, value in parts.items():
-            name = name.replace(f"{{{part}}}", value)
-        if "/" in name or name.startswith("."):
-            raise SourceError(f"{INFO} names the file {name!r}, which is not beside it")
-        yield Shard(name, parts["SPLIT"], length)
-
-
 def _is_observation(name: str) -> bool:
     return name == OBSERVATION or name.startswith(f"{OBSERVATION}/")
 
 
-def _steps_of(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The features of a step; nothing where the data set has none."""
-    features = tree.get("featuresDict", {}).get("features", {})
-    found = features.get("steps", {}).get("sequence", {}).get("feature", {})
-    return found if isinstance(found, Mapping) else {}
-
-
-def _folder(path: Path) -> Path | None:
-    """The folder with the features: itself, that of a file, or the only version in it."""
-    folder = path if path.is_dir() else path.parent
-    if _has_steps(folder):
-        return folder
-    if path.is_file():
-        return None
-    versions = [found.parent for found in path.glob(f"*/{FEATURES}") if _has_steps(found.parent)]
-    if len(versions) > 1:
-        names = ", ".join(sorted(version.name for version in versions))
-        raise SourceError(f"{path} has several versions, {names}; give the folder of one")
-    return versions[0] if versions else None
-
-
-def _has_steps(folder: Path) -> bool:
-    if not (folder / FEATURES).is_file():
-        return False
-    try:
-        return bool(leaves(_steps_of(_json(folder / FEATURES))).keys() - {""})
-    except (SourceError, AttributeError, ValueError, TypeError):
-        return False
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise SourceError(f"{path} must hold one object, got {type(found).__name__}")
-    return found
-
-
 def _sniff(path: Path) -> bool:
-    return _folder(path) is not None
+    return data_folder(path) is not None
 
 
 FORMAT = Format(

@@ -6,10 +6,8 @@ Nothing is unpickled.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expstore.errors import SourceError
+from expstore.formats.json_files import read_object
 from expstore.formats.keyed import flags, scalars
+from expstore.formats.memmaps import BFLOAT16, DTYPES, Column
 from expstore.formats.provenance import folder_provenance
 from expstore.formats.rings import Cut, Lane, RingSource, gather, ring
 from expstore.formats.source import Account, Format, SourceEpisode
@@ -29,60 +29,10 @@ ENDS = ("next/done", "next/terminated", "next/truncated")
 TRAJECTORIES = ("collector/traj_ids", "episode")  # numbers that are one for all of an episode
 ROOT_FLAGS = ("done", "terminated", "truncated")  # of the state before the action
 DONE = "dones"  # `done` is the store's own
-BFLOAT16 = "torch.bfloat16"
-NUMBERS = "bool float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
-DTYPES = {BFLOAT16: "uint16"} | {f"torch.{name}": name for name in NUMBERS.split()}
 LOOKS_FOR = (
     "a folder written by TorchRL's dumps, or by memmap of a TensorDict: meta.json with the shape "
     "and type of a TensorDict, and .memmap files"
 )
-
-
-@dataclass(frozen=True)
-class Column:
-    """A tensor of rows, each lane of which may be read for itself."""
-
-    path: Path
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]  # of a row, without the lanes
-    lanes: int
-    is_bfloat16: bool
-
-    @property
-    def num_rows(self) -> int:
-        """Whole rows that the file has."""
-        row_bytes = self.dtype.itemsize * math.prod(self.shape) * self.lanes
-        return self.path.stat().st_size // row_bytes if self.path.is_file() else 0
-
-    def of(self, lane: int) -> _LaneRows:
-        return _LaneRows(self, lane)
-
-
-@dataclass(frozen=True)
-class _LaneRows:
-    """The rows of one lane, read from the file as they are asked for."""
-
-    column: Column
-    lane: int
-
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        column, wanted = self.column, rows.stop - rows.start
-        if rows.stop > column.num_rows:
-            raise SourceError(
-                f"{column.path.name} has {column.num_rows:,} rows, but the episode has row "
-                f"{rows.stop - 1:,}: the file is cut off"
-            )
-        elements = math.prod(column.shape) * column.lanes
-        values = np.fromfile(
-            column.path,
-            column.dtype,
-            count=wanted * elements,
-            offset=rows.start * elements * column.dtype.itemsize,
-        )
-        values = values.reshape(wanted, column.lanes, *column.shape)[:, self.lane]
-        if column.is_bfloat16:  # the upper half of a float32
-            values = (values.astype(np.uint32) << 16).view(np.float32)
-        return np.ascontiguousarray(values)
 
 
 class TorchrlFolder(RingSource):
@@ -151,7 +101,7 @@ class TorchrlFolder(RingSource):
         return folder_provenance(self._path)
 
     def _batch_shape(self) -> tuple[int, ...]:
-        shape = tuple(_json(self._folder / META)["shape"])
+        shape = tuple(read_object(self._folder / META)["shape"])
         is_buffer = self._folder != self._path
         if not shape or (len(shape) > 1 and not is_buffer):
             raise SourceError(
@@ -162,7 +112,7 @@ class TorchrlFolder(RingSource):
 
     def _find_columns(self, folder: Path, prefix: str) -> None:
         """Every tensor under a folder; what cannot be a column is reported."""
-        for key, entry in _json(folder / META).items():
+        for key, entry in read_object(folder / META).items():
             name = f"{prefix}{key}"
             if not isinstance(entry, Mapping):
                 continue  # shape, device and type of the TensorDict itself
@@ -173,7 +123,7 @@ class TorchrlFolder(RingSource):
             elif _is_tensordict(folder / key):
                 self._find_columns(folder / key, f"{name}/")
             elif (folder / key / META).is_file():
-                self._add_other(name, _json(folder / key / META))
+                self._add_other(name, read_object(folder / key / META))
             else:
                 self.account.left_out[name] = f"is a {entry.get('type', 'thing')} that is not read"
 
@@ -239,8 +189,8 @@ class TorchrlFolder(RingSource):
         capacity, lanes = self._shape[0], math.prod(self._shape[1:])
         num_rows, cursor, was_full = capacity, 0, False
         if self._folder != self._path:
-            storage = _json(self._path / LEN_FILE)
-            writer = _json(self._path / CURSOR_FILE)
+            storage = read_object(self._path / LEN_FILE)
+            writer = read_object(self._path / CURSOR_FILE)
             num_rows = min(capacity, int(storage["len"]) // lanes)
             cursor = int(writer.get("cursor", 0)) % capacity
             was_full = num_rows == capacity and int(writer.get("write_count", 0)) > capacity
@@ -281,20 +231,10 @@ def _plain(name: str) -> str:
     return name.removeprefix("next/")
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise SourceError(f"{path} must hold one object, got {type(found).__name__}")
-    return found
-
-
 def _is_tensordict(folder: Path) -> bool:
     if not (folder / META).is_file():
         return False
-    meta = _json(folder / META)
+    meta = read_object(folder / META)
     return isinstance(meta.get("shape"), list) and "_type" in meta
 
 

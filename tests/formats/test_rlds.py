@@ -128,6 +128,11 @@ def test_the_folder_its_version_and_one_file_can_be_given(copied: Path, given_pa
     assert len(list(source.episodes())) == (2 if TRAIN in given_path else 3)
 
 
+def test_another_file_beside_the_records_is_refused(copied: Path) -> None:
+    with pytest.raises(SourceError, match="is not of RLDS"):
+        open_source(copied / "1.0.0" / "features.json", "rlds")
+
+
 def test_a_record_that_is_damaged_costs_itself(copied: Path) -> None:
     file = copied / "1.0.0" / TRAIN
     content = bytearray(file.read_bytes())
