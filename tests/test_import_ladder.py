@@ -42,7 +42,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
 STORAGE = (
     ("layout",),
     ("files", "parallel", "row_kernels", "zstd"),
-    ("protocols", "mapping"),
+    ("advice", "protocols"),
+    ("mapping",),
+    ("planning",),
     ("mapped", "coded", "ragged", "boundaries", "contiguity", "holding", "tombstones"),
     ("undecided",),
     ("following",),

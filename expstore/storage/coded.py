@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 
 from expstore.errors import DamagedError, StorageError
 from expstore.storage import files, zstd
+from expstore.storage.advice import advise
 from expstore.storage.layout import MISSING_CHUNK, ZSTD_LEVEL, ArrayLayout
 from expstore.storage.mapping import as_words, is_streamed, missing_file
 from expstore.storage.parallel import ONE, Threads
+from expstore.storage.protocols import Reading
 
 SHARDS_KEPT = 4096  # maps of shard files per column
 CHUNKS_PER_CALL = 4  # decoded by a thread before it asks for more work
@@ -205,6 +207,9 @@ class Shard:
             raise DamagedError(f"{path} is too short for a shard; run expstore verify")
         data = files.map_file(path)
         trailer = data[-index_bytes - 4 :]
+        if files.can_advise():  # of a file that is not in memory, no more than this is wanted
+            first = trailer.__array_interface__["data"][0]
+            advise([np.array([[first, first + len(trailer)]])])
         if files.crc32c(trailer[:-4]) != int.from_bytes(trailer[-4:].tobytes(), "little"):
             raise DamagedError(f"the index of {path} fails its checksum; run expstore verify")
         index = trailer[:-4].copy().view("<u8").reshape(-1, 2)
@@ -260,17 +265,37 @@ class CodedColumn:
         Every inner chunk is decoded once: into `out` itself where it is wanted whole, unless no
         cache holds `out`, which is then written only once, from a buffer that stays in the cache.
         """
+        reading = self.plan(rows, out, start, stop)
+        threads.run(reading.calls)
+        if reading.finish is not None:
+            reading.finish()
+        return out
+
+    def plan(
+        self,
+        rows: NDArray[np.int64],
+        out: NDArray[Any],
+        start: int,
+        stop: int,
+        num_threads: int = 1,
+    ) -> Reading:
+        """See `PlannedColumn.plan` and `take`."""
         repeated = np.flatnonzero(rows[1:] == rows[:-1]) + 1
         pieces = self._pieces(rows, repeated)
         size = CHUNKS_PER_CALL
         groups = [pieces[i : i + size] for i in range(0, len(pieces), size)]
         fill = self._stream if is_streamed(out) else self._fill
-        threads.run([partial(fill, group, out, stop) for group in groups])
-        if len(repeated):  # padding: copied from the row before, which is there by now
+
+        def repeat() -> None:  # padding: copied from the row before, which is there by now
             first = np.arange(len(rows))
             first[repeated] = 0
             out[repeated] = out[np.maximum.accumulate(first)[repeated]]
-        return out
+
+        return Reading(
+            [partial(fill, group, out, stop) for group in groups],
+            lambda: self._ranges_of(pieces, stop),
+            repeat if len(repeated) else None,
+        )
 
     def slice(self, first: int, last: int, start: int, stop: int) -> NDArray[Any]:
         """Rows `first` to `last`, decoded."""
@@ -311,6 +336,16 @@ class CodedColumn:
         for chunk, *copy in zip(*(run.tolist() for run in runs), strict=True):
             pieces.setdefault(chunk, Piece(chunk)).copies.append((copy[0], copy[1], copy[2]))
         return list(pieces.values())
+
+    def _ranges_of(self, pieces: list[Piece], stop: int) -> NDArray[np.int64]:
+        """(R, 2) addresses of the inner chunks as they are stored."""
+        ranges = np.empty((len(pieces), 2), np.int64)
+        for i, piece in enumerate(pieces):
+            number, within = divmod(piece.chunk, self.layout.chunks_per_shard)
+            stored = self._shard(number, stop).chunk(within)
+            first = stored.__array_interface__["data"][0]
+            ranges[i] = first, first + len(stored)
+        return ranges
 
     def _fill(self, pieces: list[Piece], out: NDArray[Any], stop: int) -> None:
         inner = self.layout.inner_rows

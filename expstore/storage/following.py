@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from expstore.ragged import Ragged, Rows, differing, one_row
 from expstore.storage import files
+from expstore.storage.planning import BatchPlan
 from expstore.storage.protocols import Appender, Column
 from expstore.storage.ragged import RaggedColumn, rows_checksum
 
@@ -139,13 +141,20 @@ class NextReader:
         hits = np.flatnonzero(known[np.minimum(row, len(known) - 1)] == steps)
         return hits, row[hits] + self.start
 
-    def correct(self, steps: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Put the exceptions in their places in `out` (n, *shape), read from the rows after."""
+    def planned(
+        self, plan: BatchPlan, steps: NDArray[np.int64], out: NDArray[Any]
+    ) -> Callable[[], None]:
+        """Read the exceptions at steps (n,) with a batch; the call puts them into `out`."""
         assert not isinstance(self.value, RaggedColumn)
         hits, rows = self.find(steps)
+        values = np.empty((len(rows), *out.shape[1:]), out.dtype)
         if len(hits):
-            values = np.empty((len(rows), *out.shape[1:]), out.dtype)
-            out[hits] = self.value.take(rows, values, self.start, self.stop)
+            plan.add(self.value, rows, values, self.start, self.stop)
+
+        def correct() -> None:
+            out[hits] = values
+
+        return correct
 
     def corrected(self, steps: NDArray[np.int64], after: Ragged) -> Ragged:
         """The same for ragged values, which do not fit into each other's places."""

@@ -95,7 +95,7 @@ class MappedColumn:
         stop: int,
         num_threads: int = 1,
     ) -> Reading:
-        """See `Column.plan`."""
+        """See `PlannedColumn.plan`."""
         found = self._range(start, stop)
         if found is None:
             return self._plan_by_file(rows, out)

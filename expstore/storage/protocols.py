@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,16 @@ class Appender(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What has to be done to read rows of one column."""
+
+    calls: Sequence[Callable[[], None]]  # all of it, side by side
+    ranges: Callable[[], NDArray[np.int64]]  # (R, 2) addresses that the calls will read
+    finish: Callable[[], None] | None = None  # after all calls
+    base: int | None = None  # address of row 0, where all rows lie one after the other in memory
+
+
 class Column(Protocol):
     """What an array is read through; rows `start` to `stop` are those of the commit."""
 
@@ -69,4 +80,20 @@ class Column(Protocol):
         Returns:
             False where another thread is in the way: nothing was unmapped.
         """
+        ...
+
+
+@runtime_checkable
+class PlannedColumn(Column, Protocol):
+    """A column of files, whose reading can be planned before anything is read."""
+
+    def plan(
+        self,
+        rows: NDArray[np.int64],
+        out: NDArray[Any],
+        start: int,
+        stop: int,
+        num_threads: int = ...,
+    ) -> Reading:
+        """How rows, all within `start` to `stop`, come into `out`, in about so many calls."""
         ...

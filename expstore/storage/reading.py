@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from expstore.ragged import Ragged, Rows, spread
 from expstore.schema import Field, Schema, unknown_field
 from expstore.spans import Spans
 from expstore.storage import files
+from expstore.storage.advice import ReadAhead
 from expstore.storage.boundaries import ends_of
 from expstore.storage.coded import CodedColumn
 from expstore.storage.commits import Root, read_root
@@ -27,6 +28,7 @@ from expstore.storage.holding import Hold, settle
 from expstore.storage.layout import EPISODE, METADATA_FILE, STEP, ArrayLayout
 from expstore.storage.mapping import MappedColumn
 from expstore.storage.parallel import ONE, Threads
+from expstore.storage.planning import BatchPlan
 from expstore.storage.protocols import Column
 from expstore.storage.ragged import RaggedColumn
 from expstore.storage.tombstones import read_tombstones
@@ -61,6 +63,7 @@ class Snapshot:
             name: column_of(path, layout) if fresh else shared_column(path, root.store_id, layout)
             for name, layout in root.arrays.items()
         }
+        self.read_ahead = ReadAhead() if fresh else shared_read_ahead(path, root.store_id)
         dims = root.commit.dims
         self.first_step, self.stop_step = dims[STEP]
         self.first_episode, self.stop_episode = dims[EPISODE]
@@ -169,14 +172,31 @@ class Snapshot:
         self, name: str, steps: NDArray[np.int64], out: NDArray[Any], threads: Threads = ONE
     ) -> None:
         """Read one field at live steps (n,) in any order into `out` (n, *shape)."""
+        self.read_into(steps, {name: out}, threads)
+
+    def read_into(
+        self, steps: NDArray[np.int64], out: dict[str, NDArray[Any]], threads: Threads = ONE
+    ) -> None:
+        """Read fields at live steps (n,) in any order, each into its array (n, *shape)."""
         if not len(steps):  # a store without steps has no columns
             return
-        if name == "has_next":
-            self._take_has_next(steps, out)
-        elif name.startswith("next_"):
-            self._take_next(name.removeprefix("next_"), steps, out, threads)
-        else:
-            self._column(name).take(steps, out, self.first_step, self.stop_step, threads)
+        live = self.first_step, self.stop_step
+        plan = BatchPlan(threads, self.read_ahead)
+        after: NDArray[np.int64] | None = None
+        corrections: list[Callable[[], None]] = []
+        for name, array in out.items():
+            if name == "has_next":
+                corrections.append(partial(self._take_has_next, steps, array))
+            elif name.startswith("next_"):
+                name = name.removeprefix("next_")
+                after = np.minimum(steps + 1, self.stop_step - 1) if after is None else after
+                plan.add(self._column(name), after, array, *live)
+                corrections.append(self._correction(plan, name, steps, array))
+            else:
+                plan.add(self._column(name), steps, array, *live)
+        plan.run()
+        for correct in corrections:
+            correct()
 
     def take_ragged(self, name: str, steps: NDArray[np.int64]) -> Ragged:
         """Read one ragged field, or `next_` of it, at live steps (n,) in any order."""
@@ -214,15 +234,17 @@ class Snapshot:
         live = self.root.commit.dims[dimension]
         return RaggedColumn(values, end, field.shape, field.stored_dtype, *live)
 
-    def _take_next(
-        self, name: str, steps: NDArray[np.int64], out: NDArray[Any], threads: Threads
-    ) -> None:
-        after = np.minimum(steps + 1, self.stop_step - 1)
-        self._column(name).take(after, out, self.first_step, self.stop_step, threads)
+    def _correction(
+        self, plan: BatchPlan, name: str, steps: NDArray[np.int64], out: NDArray[Any]
+    ) -> Callable[[], None]:
+        """What puts next values into `out` that the following step does not hold."""
         if name in self.following:
-            self.following[name].correct(steps, out)
-        else:
+            return self.following[name].planned(plan, steps, out)
+
+        def correct() -> None:
             out[self._done(steps)] = 0
+
+        return correct
 
     def _take_has_next(self, steps: NDArray[np.int64], out: NDArray[Any]) -> None:
         readers = self.following.values()
@@ -248,6 +270,16 @@ def shared_column(root: Path, store_id: str, layout: ArrayLayout) -> Column:
     if column is None:
         column = _columns[key] = column_of(root, layout)
     return column
+
+
+_read_aheads: weakref.WeakValueDictionary[tuple[str, str], ReadAhead] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def shared_read_ahead(root: Path, store_id: str) -> ReadAhead:
+    """What all snapshots of this store in this process know about what is in memory."""
+    return _read_aheads.setdefault((str(root), store_id), ReadAhead())
 
 
 def column_of(root: Path, layout: ArrayLayout) -> Column:

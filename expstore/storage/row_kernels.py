@@ -13,6 +13,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -50,6 +51,51 @@ def copy_block(
 def _copy(read: int, write: int, num_bytes: int) -> None:
     for at in range(0, num_bytes, STORE_BYTES):
         _store(read + at, write + at)  # type: ignore[call-arg, unused-ignore]
+
+
+@numba.njit(nogil=True, cache=True)  # type: ignore[misc, untyped-decorator, unused-ignore]
+def gather_rows(places: NDArray[np.int64], rows: NDArray[np.int64], start: int, stop: int) -> int:
+    """Copy the same rows (n,) of several arrays, a stretch of consecutive ones at a time.
+
+    Args:
+        places: (F, 3) of each array the address of row 0, that of its copy, and the bytes of a row.
+        rows: Where they are read.
+        start: The first row that may be read.
+        stop: One past the last.
+
+    Returns:
+        -1, or the index of the first row outside of that; nothing has been copied then.
+    """
+    for i in range(len(rows)):
+        if rows[i] < start or rows[i] >= stop:
+            return i
+    first = 0
+    while first < len(rows):
+        last = first + 1
+        while last < len(rows) and rows[last] == rows[last - 1] + 1:
+            last += 1
+        for f in range(len(places)):
+            num_bytes = places[f, 2]
+            _move(  # type: ignore[call-arg, unused-ignore]
+                places[f, 0] + rows[first] * num_bytes,
+                places[f, 1] + first * num_bytes,
+                (last - first) * num_bytes,
+            )
+        first = last
+    return -1
+
+
+@intrinsic  # type: ignore[misc, untyped-decorator, unused-ignore]
+def _move(context: Any, read: Any, write: Any, num_bytes: Any) -> Any:
+    """`memcpy` between two addresses."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        source, target = (builder.inttoptr(a, pointer) for a in arguments[:2])
+        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)  # type: ignore[no-untyped-call, unused-ignore]
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), generate
 
 
 @intrinsic  # type: ignore[misc, untyped-decorator, unused-ignore]

@@ -198,17 +198,16 @@ class Store:
     ) -> None:
         """Read flat steps (n,), known to be held, into given arrays (n, *shape)."""
         if len(self._snapshots) == 1:
-            for name, array in out.items():
-                self._snapshots[0].take(name, steps, array, threads)
+            self._snapshots[0].read_into(steps, out, threads)
             return
         owner = steps // STRIDE
         for position in np.unique(owner).tolist():
             here = np.flatnonzero(owner == position)
             local = steps[here] - position * STRIDE
-            for name, array in out.items():
-                part = np.empty((len(here), *array.shape[1:]), array.dtype)
-                self._snapshots[position].take(name, local, part, threads)
-                array[here] = part + position * STRIDE if name == "episode" else part
+            parts = {n: np.empty((len(here), *a.shape[1:]), a.dtype) for n, a in out.items()}
+            self._snapshots[position].read_into(local, parts, threads)
+            for name, part in parts.items():
+                out[name][here] = part + position * STRIDE if name == "episode" else part
 
     def read_ragged(self, name: str, steps: NDArray[np.int64]) -> Ragged:
         """Flat steps (n,), known to be held, of one ragged field or of `next_` of it."""
