@@ -18,6 +18,7 @@ import numpy as np
 from expstore.errors import SourceError
 from expstore.formats.pickled_arrays import InFile, StoredArray, StoredDtype
 
+HEAD_BYTES = 4096  # in which the first class is named
 LARGE = 64 << 10  # bytes; the content of smaller arrays is held
 NUMPY = ("numpy.core.", "numpy._core.")
 CUT_OFF = ("exhausted before end of frame", "data was truncated")
@@ -159,9 +160,9 @@ def first_class(path: Path) -> tuple[str, str] | None:
     texts: list[str] = []
     try:
         with path.open("rb") as file:
-            if not path.is_file() or file.peek(1)[:1] != pickle.PROTO:
-                return None
-            for number, (opcode, argument, _) in enumerate(pickletools.genops(file)):
+            head = file.read(HEAD_BYTES)
+        if head.startswith(pickle.PROTO):
+            for opcode, argument, _ in pickletools.genops(head):
                 if opcode.name == "GLOBAL":
                     module, _, name = str(argument).partition(" ")
                     return module, name
@@ -169,9 +170,7 @@ def first_class(path: Path) -> tuple[str, str] | None:
                     return (texts[-2], texts[-1]) if len(texts) > 1 else None
                 if isinstance(argument, str):
                     texts.append(argument)
-                if number > 32:
-                    break
-    except (ValueError, OSError, UnicodeError):
+    except (ValueError, OSError, UnicodeError):  # the head ends in the middle of something
         pass
     return None
 
