@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from expstore.errors import DamagedError
+
 
 @dataclass(frozen=True)
 class Ragged:
@@ -112,4 +114,7 @@ def differing(given: Rows, rows: Rows) -> NDArray[np.int64]:
 
 def text_of(row: NDArray[np.uint8]) -> str:
     """A step's text from its UTF-8 bytes."""
-    return row.tobytes().decode()
+    try:
+        return row.tobytes().decode()
+    except UnicodeDecodeError as error:
+        raise DamagedError(f"a text is not UTF-8: {error}; run expstore verify") from error

@@ -147,10 +147,7 @@ def _checked_root(path: Path, document: dict[str, Any], ours: Any) -> Root:
     if type(version) is not int or version < 1:
         raise FormatError(f"{path}: the format must be a positive integer, got {version!r}")
     if version > FORMAT:
-        raise FormatError(
-            f"{path} has format {version}, but this version of expstore reads up to {FORMAT}; "
-            "install a newer expstore"
-        )
+        raise FormatError(newer_format(path, version, ours.get("needs")))
     try:
         crc = ours["commit"].pop("crc32c")
         if crc != files.crc32c(canonical_json(document)):
@@ -173,6 +170,15 @@ def _checked_root(path: Path, document: dict[str, Any], ours: Any) -> Root:
         if isinstance(error, FormatError):
             raise
         raise FormatError(f"{path}/{METADATA_FILE} is not a valid root: {error!r}") from error
+
+
+def newer_format(path: Path, version: int, needs: Any) -> str:
+    """The text for a format of the future; `needs` is what the file says of who can read it."""
+    known = isinstance(needs, str) and re.fullmatch(r"\d{1,6}(\.\d{1,6}){1,3}", needs)
+    return (
+        f"{path} has format {version}, but this version of expstore reads up to {FORMAT}; install "
+        f"a newer expstore{f', {needs} or later' if known else ''}"
+    )
 
 
 def _checked_commit(entry: Any) -> Commit:

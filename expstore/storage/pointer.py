@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from expstore.errors import DamagedError, FormatError
 from expstore.storage import files
+from expstore.storage.commits import newer_format
 from expstore.storage.layout import (
     FORMAT,
     METADATA_FILE,
@@ -118,10 +119,7 @@ class Pointer:
             if type(version) is not int or version < 1:
                 raise ValueError(f"its format is {version!r}")
             if version > FORMAT:
-                raise FormatError(
-                    f"{path} has format {version}, but this version of expstore reads up to "
-                    f"{FORMAT}; install a newer expstore"
-                )
+                raise FormatError(newer_format(path, version, ours.get("needs")))
             if crc != files.crc32c(canonical_json(document)):
                 raise ValueError("its checksum does not hold")
             generation = ours["generation"]

@@ -187,7 +187,8 @@ def read_pointer(path: Path) -> Pointer | None:
         document = json.loads(data)
     except (ValueError, RecursionError):
         document = None
-    if isinstance(document, dict) and PRIORITIES_KEY not in document.get("attributes", {}):
+    attributes = document.get("attributes", {}) if isinstance(document, dict) else None
+    if isinstance(attributes, dict) and PRIORITIES_KEY not in attributes:
         raise FormatError(
             f"{path} is a part of a Zarr hierarchy, but holds no saved priorities; choose another "
             "name or another priorities_path="

@@ -108,6 +108,23 @@ def test_a_newer_format_is_refused_and_nothing_is_touched(tmp_path, opener):
     assert digest(tmp_path / "a.exp") == before
 
 
+@pytest.mark.parametrize(
+    ("needs", "text"),
+    [
+        ("2.1", "install a newer expstore, 2.1 or later"),
+        ("2.1.0", "install a newer expstore, 2.1.0 or later"),
+        ("rm -rf /", "install a newer expstore"),
+        (7, "install a newer expstore"),
+    ],
+)
+def test_a_newer_format_says_which_version_it_needs(tmp_path, needs, text):
+    store(tmp_path / "a.exp", episode(3))
+    edit_root(tmp_path / "a.exp", format=2, needs=needs)
+    with pytest.raises(FormatError) as raised:
+        expstore.open(tmp_path / "a.exp")
+    assert str(raised.value).endswith(f"reads up to 1; {text}")
+
+
 @pytest.mark.parametrize("version", [0, -1, "1", 1.0, True, None])
 def test_a_format_that_is_no_version_is_refused(tmp_path, version):
     store(tmp_path / "a.exp", episode(3))
