@@ -17,6 +17,8 @@ from expstore.storage.store import open_store as open
 from expstore.storage.writer import Writer
 
 if TYPE_CHECKING:
+    from expstore.exporting import Export as Export
+    from expstore.exporting import export_to as export_to
     from expstore.ingest.report import IngestProgress as IngestProgress
     from expstore.ingest.report import IngestReport as IngestReport
     from expstore.ingesting import ingest_from as ingest_from
@@ -69,6 +71,7 @@ _LAZY = {
     "Copy": "expstore.storage.copying",
     "Deletion": "expstore.storage.deletion",
     "EpisodeSummary": "expstore.summary",
+    "Export": "expstore.exporting",
     "FieldRange": "expstore.summary",
     "FieldSummary": "expstore.summary",
     "Goals": "expstore.loading.goals",
@@ -97,6 +100,7 @@ _LAZY = {
     "add_field": "expstore.storage.adding",
     "compact": "expstore.storage.copying",
     "delete": "expstore.storage.deletion",
+    "export_to": "expstore.exporting",
     "history": "expstore.storage.history",
     "ingest_from": "expstore.ingesting",
     "inspect": "expstore.summary",
@@ -113,6 +117,7 @@ __all__ = [
     "Copy",
     "Deletion",
     "EpisodeSummary",
+    "Export",
     "ExpstoreError",
     "Field",
     "FieldRange",
@@ -147,6 +152,7 @@ __all__ = [
     "compact",
     "delete",
     "errors",
+    "export_to",
     "history",
     "ingest_from",
     "inspect",

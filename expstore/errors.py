@@ -64,6 +64,21 @@ class SourceError(ExpstoreError, ValueError):
     """A source of episodes cannot be read, or does not say what it must."""
 
 
+class ExportLossError(ExpstoreError, ValueError):
+    """A format cannot express everything; nothing was written.
+
+    Attributes:
+        losses: what it cannot express, one line each.
+    """
+
+    def __init__(self, format: str, losses: list[str]) -> None:
+        self.losses = tuple(losses)
+        super().__init__(
+            f"{format} cannot express all of the store, and would lose: {'; '.join(losses)}; give "
+            "--lossy (lossy=True) to write the rest, or export with another format"
+        )
+
+
 class MissingExtraError(ExpstoreError, ImportError):
     """An optional package is needed; the text names what to install."""
 

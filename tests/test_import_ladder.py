@@ -31,6 +31,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "formats": CORE,
     "ingest": (*CORE, "storage", "formats"),
     "ingesting": (*CORE, "storage", "formats", "ingest"),
+    "exports": (*CORE, "storage", "formats"),
+    "exporting": (*CORE, "storage", "exports"),
     "summary": (*CORE, "storage"),
     "buffer": (*CORE, "storage", "sampling", "loading", "ingest"),
     "types": ("buffer",),

@@ -17,6 +17,7 @@ COMMANDS = {
         "expstore_cli.delete",
         "Delete episodes by number, or those that a condition holds for.",
     ),
+    "export": ("expstore_cli.export", "Write the episodes of a store in another format."),
     "history": ("expstore_cli.history", "List the commits of a store."),
     "ingest": ("expstore_cli.ingest", "Append the episodes of a source to a store."),
     "inspect": ("expstore_cli.inspect", "Show what a store holds, or one episode of it."),

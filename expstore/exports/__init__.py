@@ -1,0 +1,1 @@
+"""Foreign formats that the episodes of a store are written to, one module each."""
