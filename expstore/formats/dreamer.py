@@ -22,15 +22,16 @@ from expstore.formats.npz import read_episode
 from expstore.formats.ordering import natural
 from expstore.formats.source import Account, Format, Source, SourceEpisode
 
-REQUIRED = ("action", "reward", "discount")
+REQUIRED = ("action", "reward")
+TERMINAL = ("discount", "is_terminal")  # one of them at least
 FLAGS = ("is_first", "is_last", "is_terminal")
 TRIED = 8  # files of a folder that are looked into, where some are damaged
 DUMMY = "row 0 of an episode, whose action and reward are dummies"
 NOT_TERMINAL = "not terminal, and the file has no is_last, so it is kept as cut"
 LOOKS_FOR = (
-    "a folder of .npz files, or one, with equally many rows of action, reward, discount and "
-    "image or observation, of which row 0 is a dummy (Dreamer V1 and V2, DrQ-v2); or one with "
-    "is_first, is_last and stepid (Dreamer V3)"
+    "a folder of .npz files, or one, with equally many rows of action, reward, discount or "
+    "is_terminal, and image or observation, of which row 0 is a dummy (Dreamer V1 and V2, DrQ-v2); "
+    "or one with is_first, is_last and stepid (Dreamer V3)"
 )
 
 
@@ -76,7 +77,10 @@ class DreamerEpisodes(KeyedSource):
         given = {name: flags(name, rows.pop(name), Account()) for name in FLAGS if name in rows}
         if "is_first" in given and given["is_first"][1:].any():
             raise SourceError("is_first is set after row 0, so it is more than one episode")
-        data = {name: scalars(name, rows.pop(name), self.account)[1:] for name in REQUIRED[1:]}
+        numbers = [name for name in ("reward", "discount") if name in rows]
+        data: dict[str, Any] = {
+            name: scalars(name, rows.pop(name), self.account)[1:] for name in numbers
+        }
         data["action"] = rows.pop("action")[1:]
         alone = rows.keys() == {"observation"}
         data |= {n if alone else f"observation/{n}": values for n, values in rows.items()}
@@ -110,8 +114,9 @@ def open_folder(path: Path) -> Source:
 
 
 def _is_episode(names: Mapping[str, Any]) -> bool:
-    others = names.keys() - {*REQUIRED, *FLAGS}
-    return set(REQUIRED) <= names.keys() and bool(others)
+    others = names.keys() - {*REQUIRED, *TERMINAL, *FLAGS}
+    has_terminal = any(name in names for name in TERMINAL)
+    return set(REQUIRED) <= names.keys() and has_terminal and bool(others)
 
 
 def _first(path: Path) -> tuple[list[str], str] | None:
@@ -140,9 +145,11 @@ def _begins_with_a_dummy(file: Path) -> bool:
     rows = dict(read_episode(file).data)
     if not _is_episode(rows) or len({len(values) for values in rows.values()}) != 1:
         return False
-    first = {name: np.asarray(rows[name][:1]) for name in REQUIRED}
-    is_zero = not np.any(first["action"]) and not np.any(first["reward"])
-    return len(rows["action"]) > 0 and is_zero and bool((first["discount"] == 1).all())
+    is_zero = not any(np.any(rows[name][:1]) for name in REQUIRED)
+    is_start = bool(np.all(rows["discount"][:1] == 1) if "discount" in rows else True)
+    if "is_first" in rows:
+        is_start &= bool(np.all(rows["is_first"][:1]))
+    return len(rows["action"]) > 0 and is_zero and is_start
 
 
 def _sniff(path: Path) -> bool:

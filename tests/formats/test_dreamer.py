@@ -185,6 +185,17 @@ def test_arrays_of_different_lengths_are_named(tmp_path: Path) -> None:
     assert "equally many rows, got image 4, action 5" in report.failures[0].reason
 
 
+def test_version_2_has_no_discount(tmp_path: Path) -> None:
+    given = [flagged(3, is_terminal=True), flagged(2)]
+    for rows in given:
+        del rows["discount"]
+
+    store, _ = ingest(write(tmp_path / "v2", *given))
+
+    assert store.episodes["end_reason"].tolist() == ["terminated", "truncated"]
+    assert "discount" not in store.fields
+
+
 @pytest.mark.parametrize("name", ["action", "reward", "discount"])
 def test_files_that_do_not_begin_with_a_dummy_are_plain_npz(tmp_path: Path, name: str) -> None:
     given = episode(3)
