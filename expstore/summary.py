@@ -14,10 +14,11 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from expstore.errors import DamagedError, FormatError
+from expstore.errors import DamagedError, EvictedError, FormatError
 from expstore.schema import Field
 from expstore.storage import files
-from expstore.storage.layout import PRIORITIES
+from expstore.storage.commits import read_root
+from expstore.storage.layout import EPISODE, PRIORITIES
 from expstore.storage.priorities import read_pointer, set_names
 from expstore.storage.store import Store, open_store
 
@@ -151,7 +152,22 @@ def inspect(
         'cut'
     """
     store = open_store(path, at=at)
+    if at is not None:
+        _check_whole(store)
     return _of_store(store) if episode is None else _of_episode(store, episode)
+
+
+def _check_whole(store: Store) -> None:
+    """Refuse a commit that has lost episodes since: some of its files may be there all the same."""
+    snapshot = store.snapshots[0]
+    first = read_root(snapshot.path).commit.dims[EPISODE][0]
+    gone = min(first, snapshot.stop_episode) - snapshot.first_episode
+    if gone > 0:
+        raise EvictedError(
+            f"commit {store.commit} of {snapshot.path} is not there any more: {gone:,} of its "
+            f"{len(snapshot.index):,} episodes were evicted since, as the store has a capacity; "
+            "expstore history lists newer commits"
+        )
 
 
 def _of_store(store: Store) -> StoreSummary:

@@ -11,6 +11,8 @@ import expstore
 from expstore_cli import text
 from expstore_cli.parameters import COUNT
 
+MOST_LISTED = 50  # episodes of a dry run
+
 
 @click.command(
     epilog="""\b
@@ -56,11 +58,23 @@ def delete(
     if as_json:
         text.echo_json({**dataclasses.asdict(found), "dry_run": dry_run})
         return
-    for number in found.episodes if dry_run else ():
-        click.echo(number)
+    if dry_run:
+        _list(store, found)
     kept = text.count(found.kept_episodes, "episode")
     what = "would delete" if dry_run else "deleted"
     click.echo(f"{what} {_described(found)}, {kept} left")
+
+
+def _list(store: str, found: expstore.Deletion) -> None:
+    """What would be deleted, a line for each episode, of many the first ones only."""
+    opened = expstore.open(store, at=found.commit)
+    for row in opened.filter(found.episodes[:MOST_LISTED]).episodes:
+        parts = [f"episode {row['number']}", text.count(row["length"], "step"), row["end_reason"]]
+        if isinstance(row.get("return"), float):
+            parts.append(f"return {text.number(row['return'])}")
+        click.echo(", ".join(parts))
+    if len(found.episodes) > MOST_LISTED:
+        click.echo(f"and {len(found.episodes) - MOST_LISTED:,} others, which --json lists")
 
 
 def _described(found: expstore.Deletion) -> str:

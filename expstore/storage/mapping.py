@@ -364,7 +364,7 @@ def missing_file(
     """Why a file is not there: `live_start` is the first live row as of the newest commit."""
     if (chunk + 1) * layout.chunk_rows <= live_start:
         return EvictedError(
-            f"{path} was evicted: its rows were among the oldest of a store with a capacity; "
-            "call latest()"
+            f"{path} was evicted: its rows were among the oldest of a store with a capacity; go on "
+            "with store.latest(), a Replay with follow=True, or open the store again"
         )
     return DamagedError(f"{path} is missing, but the commit counts rows in it; run expstore verify")

@@ -60,8 +60,32 @@ def test_a_dry_run_lists_the_numbers_and_deletes_nothing(path: Path) -> None:
     result = run(path, "--where", 'policy == "sac"', "--dry-run")
 
     assert result.exit_code == 0
-    assert result.stdout == "0\n2\nwould delete 2 episodes with 8 steps, 1 episode left\n"
+    assert result.stdout.splitlines() == [
+        "episode 0, 3 steps, cut, return 3",
+        "episode 2, 5 steps, cut, return 5",
+        "would delete 2 episodes with 8 steps, 1 episode left",
+    ]
     assert kept(path) == [0, 1, 2]
+
+
+def test_a_dry_run_of_many_lists_the_first_ones(tmp_path: Path) -> None:
+    with expstore.Writer(tmp_path / "b.exp", durable=False) as writer:
+        for _ in range(60):
+            writer.append({"observation": np.zeros((2, 1))})
+    result = run(tmp_path / "b.exp", "--where", "length >= 1", "--dry-run")
+
+    lines = result.stdout.splitlines()
+    assert lines[0] == "episode 0, 2 steps, cut"
+    assert lines[49:] == [
+        "episode 49, 2 steps, cut",
+        "and 10 others, which --json lists",
+        "would delete 60 episodes with 120 steps, 0 episodes left",
+    ]
+
+
+def test_a_dry_run_of_nothing_lists_nothing(path: Path) -> None:
+    result = run(path, "--where", "length > 1000", "--dry-run")
+    assert result.stdout == "would delete 0 episodes with 0 steps, 3 episodes left\n"
 
 
 def test_nothing_to_delete_is_no_question(path: Path) -> None:

@@ -186,3 +186,23 @@ def test_an_episode_has_a_whole_number(path: Path, number: str) -> None:
 
     assert result.exit_code == 2
     assert f"'{number}' must be a whole number, 0 or more" in result.stderr
+
+
+def test_a_commit_whose_episodes_were_evicted_is_not_shown_as_if_they_were_there(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "b.exp"
+    with expstore.Writer(path, capacity_steps=6, durable=False) as writer:
+        for number in range(4):
+            writer.append({"reward": np.full(3, number)})
+            writer.commit()
+
+    for arguments in ([], ["--episode", "0"]):
+        result = CliRunner().invoke(main, ["inspect", str(path), "--at", "2", *arguments])
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr == (
+            f"error: commit 2 of {path} is not there any more: 2 of its 2 episodes were evicted "
+            "since, as the store has a capacity; expstore history lists newer commits\n"
+        )
+    assert "2 of its 3" not in run(path, "--at", "4")
+    assert "2 episodes, 6 steps" in run(path)

@@ -136,7 +136,7 @@ def test_workers_read_right_or_are_told_while_stores_evict(
         assert "latest()" in str(error)
     for path in paths:
         fill(path, lengths * 2, capacity_steps=300, durable=False)
-    with pytest.raises(EvictedError, match=r"call latest\(\)"):
+    with pytest.raises(EvictedError, match=r"store\.latest\(\), a Replay with follow=True"):
         next(batches())
     assert num_right > 0 or method == "spawn"
     gc.collect()  # which ends the workers

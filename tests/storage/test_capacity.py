@@ -369,6 +369,6 @@ def test_a_file_evicted_between_two_looks_is_evicted_and_not_missing(
         return found
 
     monkeypatch.setattr(files, "size", size)
-    with pytest.raises(EvictedError, match=r"was evicted: .*; call latest\(\)"):
+    with pytest.raises(EvictedError, match=r"was evicted: .*; go on with store\.latest\(\)"):
         store.read([first], ["action"])
     assert evicted and not evicted[0].exists()
