@@ -306,3 +306,39 @@ def test_a_condition_chooses_episodes(tmp_path: Path) -> None:
 
     assert (export.num_episodes, export.num_steps) == (2, 8)
     assert len(list((tmp_path / "out").iterdir())) == 2
+
+
+# -- LeRobot -------------------------------------------------------------------------------------
+
+
+def test_lerobot_tables_come_back(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("PIL")
+    path = written(tmp_path / "a.exp", images_only, task="pick")
+
+    export = expstore.export_to(path, tmp_path / "set", format="lerobot")
+    expstore.ingest_from(export.path, tmp_path / "back.exp")
+
+    check_same(path, tmp_path / "back.exp")
+    back = expstore.open(tmp_path / "back.exp")
+    assert set(back.fields) - set(expstore.open(path).fields) == {"timestamp", "task"}
+    assert back.episode(0)["task"] == ["pick"] * 3
+    stats = json.loads((tmp_path / "set" / "meta" / "stats.json").read_text())
+    actions = np.concatenate([images_only(n)["action"] for n in range(3)])
+    np.testing.assert_allclose(stats["action"]["mean"], actions.mean(0))
+    np.testing.assert_allclose(stats["action"]["std"], actions.std(0))
+    assert np.shape(stats["observation.image"]["max"]) == (3, 1, 1)
+
+
+def test_lerobot_lists_what_it_has_no_place_for(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    path = written(tmp_path / "a.exp", episode_of, seed=1)
+
+    with pytest.raises(ExportLossError) as found:
+        expstore.export_to(path, tmp_path / "set", format="lerobot")
+
+    assert found.value.losses == (
+        "that field 'observation' has no name of its own; it is observation.state",
+        "final observations of 3 episodes",
+        "metadata 'seed' of 3 episodes",
+    )
