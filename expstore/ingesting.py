@@ -6,7 +6,8 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from importlib import metadata as packages
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from typing import Any
 from expstore.episode import Columns, encode_metadata, flatten
 from expstore.errors import DamagedError, SchemaError, SourceError
 from expstore.formats.source import Imported, Source, SourceEpisode, open_source
+from expstore.ingest.chosen_episodes import ChosenEpisodes
+from expstore.ingest.chosen_fields import ChosenFields
 from expstore.ingest.environments import PREFIX, Policy
 from expstore.ingest.interrupts import Interrupts
+from expstore.ingest.pieces import append_in_pieces, is_lazy
 from expstore.ingest.recorder import GymSource
 from expstore.ingest.report import IngestInterrupted, IngestProgress, IngestReport
 from expstore.schema import is_observation
@@ -32,7 +36,9 @@ def ingest_from(
     *,
     format: str | None = None,
     resume: bool = False,
-    episodes: int | None = None,
+    episodes: int | slice | None = None,
+    map: Mapping[str, str] | None = None,
+    drop: Collection[str] = (),
     steps: int | None = None,
     seed: int | None = None,
     policy: str | Policy | None = None,
@@ -55,7 +61,11 @@ def ingest_from(
         format: name of the source's format; by default its content decides.
         resume: append what the store does not have of this source yet. Without, a store that
             has episodes of it already is refused.
-        episodes: the store is to have that many of this source, counted from its beginning.
+        episodes: the store is to have that many of this source, counted from its beginning; or
+            `slice(50, 100)`, those from number 50 of the source on and before number 100.
+        map: fields to be renamed, name in the store without it -> name in the store with it.
+            What lies under a field and its next values go with it.
+        drop: fields to be left out, likewise, and what lies under them.
         steps: for `gym:`, likewise in steps; the last episode is cut there.
         seed: for `gym:`, episode k is reset with `seed + k`; 0 by default.
         policy: for `gym:`, "random" (the default), "module:function", or a function from
@@ -103,10 +113,12 @@ def ingest_from(
         trust=trust or None,
     )
     recording = _given(num_steps=steps, seed=seed, policy=policy)
-    opened = _opened(source, format, episodes, recording, options)
+    fields = ChosenFields(drop, map)
+    chosen = ChosenEpisodes.of(episodes)
+    opened = _opened(source, format, chosen.stop, recording, options, fields.dropped)
     with contextlib.closing(opened), Interrupts() as interrupts:
         with Writer(path, cast=cast, layout=layout) as writer:
-            run = _Run(opened, writer, resume=resume, limit=episodes, progress=progress)
+            run = _Run(opened, writer, fields, chosen, resume=resume, progress=progress)
             interrupted = False
             try:
                 run.append_all(interrupts)
@@ -129,12 +141,13 @@ class _Run:
         self,
         source: Source,
         writer: Writer,
+        fields: ChosenFields,
+        chosen: ChosenEpisodes,
         *,
         resume: bool,
-        limit: int | None,
         progress: Callable[[IngestProgress], None] | None,
     ) -> None:
-        self._source, self._writer = source, writer
+        self._source, self._writer, self._fields, self._chosen = source, writer, fields, chosen
         self._progress = progress or (lambda _: None)
         self._started = time.monotonic()
         self._imported = _imported(writer.path, source.name)
@@ -145,7 +158,7 @@ class _Run:
             )
         self._before = writer.num_episodes, writer.num_steps
         self._had_schema = bool(writer.schema.fields)
-        self._limit, self._room = limit, _less(limit, self._imported.num_episodes)
+        self._room = _less(chosen.stop, self._imported.num_episodes)
         self._num_bytes = self._final_observations = self._commit = 0
         self._provenance = {"name": source.name, "importer": f"expstore {_version()}"}
         source.account.listener = self._report_progress
@@ -160,13 +173,13 @@ class _Run:
 
     def append_all(self, interrupts: Interrupts) -> None:
         """Append episode after episode; Ctrl-C ends it only while the source is read."""
-        episodes = self._source.episodes(self._imported)
-        while self._num_episodes != self._room:
+        episodes = self._chosen.among(self._source, self._imported)
+        while self._chosen.start or self._num_episodes != self._room:
             with interrupts.allowed():
                 episode = next(episodes, None)
             if episode is None:
                 return
-            self._append(episode)
+            self._append(episode, interrupts.allowed)
             del episode  # not to be held while the next one is read
             self._report_progress()
 
@@ -211,7 +224,9 @@ class _Run:
             is_interrupted=is_interrupted,
         )
 
-    def _append(self, episode: SourceEpisode) -> None:
+    def _append(
+        self, episode: SourceEpisode, allowed: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         account = self._source.account
         account.unfinished_steps = 0
         if _is_empty(episode.data):
@@ -220,36 +235,44 @@ class _Run:
         if SOURCE_KEY in episode.metadata:
             account.fail(episode.key, f"metadata {SOURCE_KEY!r} is written by ingest; rename it")
             return
-        try:
-            columns = Columns.of(episode.data, "here")
-        except SchemaError as error:
-            account.fail(episode.key, str(error))
-            return
+        flat = self._fields.apply(flatten(episode.data, "here"), account.left_out)
         found = {**self._provenance, "episode": episode.key, **episode.provenance}
         metadata = {SOURCE_KEY: found, **episode.metadata}
         try:
-            self._writer.append(episode.data, end_reason=episode.end_reason, **metadata)
+            columns = None if is_lazy(flat) else Columns.of(flat, "here")
+        except SchemaError as error:
+            account.fail(episode.key, str(error))
+            return
+        try:
+            if columns is None:
+                num_bytes, has_final = append_in_pieces(
+                    self._writer, flat, episode.end_reason, metadata, allowed, account.reached
+                )
+            else:
+                self._writer.append(flat, end_reason=episode.end_reason, **metadata)
+                num_bytes, has_final = _size_of(columns)
+        except SourceError as error:
+            account.fail(episode.key, str(error))
         except SchemaError as error:
             # The first one does not fit what the store had before: no other will.
             if self._had_schema and not self._num_episodes:
                 raise
             account.fail(episode.key, str(error))
-            return
-        arrays = (*columns.arrays.values(), *columns.following.values(), *columns.final.values())
-        self._num_bytes += sum(array.nbytes for array in arrays)
-        has_final = columns.final or any(map(is_observation, columns.following))
-        self._final_observations += bool(has_final)
+        else:
+            self._num_bytes += num_bytes
+            self._final_observations += has_final
+        account.unfinished_steps = 0
 
     def _report_progress(self) -> None:
-        imported, num_episodes = self._imported, self._source.num_episodes
-        known = [n for n in (num_episodes, self._limit) if n is not None]
+        imported = self._imported
+        num_episodes = self._chosen.count(self._source.num_episodes)
         num_steps = self._num_steps + self._source.account.unfinished_steps
         self._progress(
             IngestProgress(
                 num_episodes=self._num_episodes,
                 num_steps=num_steps,
                 num_bytes=self._num_bytes,
-                remaining_episodes=_less(min(known, default=None), imported.num_episodes),
+                remaining_episodes=_less(num_episodes, imported.num_episodes),
                 remaining_steps=_less(self._source.num_steps, imported.num_steps),
             )
         )
@@ -261,10 +284,9 @@ def _opened(
     episodes: int | None,
     recording: Mapping[str, Any],
     options: Mapping[str, Any],
+    drop: Collection[str],
 ) -> Source:
     """The source; `recording` is for environments, `options` for the formats that know them."""
-    if episodes is not None and episodes < 0:
-        raise SourceError(f"episodes must be >= 0, got {episodes}")
     name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else ""
     is_recording = name.startswith(PREFIX) and format in (None, GYM)
     if not is_recording:
@@ -272,7 +294,7 @@ def _opened(
             called = option.removeprefix("num_")
             raise SourceError(f"{called} is for {PREFIX}ENV_ID; leave it out for other sources")
         if isinstance(source, (str, os.PathLike)):
-            return open_source(source, format, **options)
+            return open_source(source, format, drop=drop, **options)
     for option in options:
         raise SourceError(f"{option} is for files of some formats; leave it out here")
     if is_recording:
@@ -313,6 +335,13 @@ def _is_empty(data: Mapping[str, Any]) -> bool:
     return 0 in lengths.values() and all(
         length == 0 or (length == 1 and is_observation(name)) for name, length in lengths.items()
     )
+
+
+def _size_of(columns: Columns) -> tuple[int, bool]:
+    """The bytes of an episode's arrays, and whether its final observation is there."""
+    arrays = (*columns.arrays.values(), *columns.following.values(), *columns.final.values())
+    has_final = columns.final or any(map(is_observation, columns.following))
+    return sum(array.nbytes for array in arrays), bool(has_final)
 
 
 def _less(total: int | None, imported: int) -> int | None:

@@ -34,6 +34,9 @@ FORMATS = {
 }
 
 
+DROP = "drop"
+
+
 @dataclass(frozen=True)
 class SourceEpisode:
     """One episode as its source has it, in the alignment that `Writer.append` takes.
@@ -60,10 +63,11 @@ class Imported:
     keys: frozenset[int | str] = frozenset()
     num_steps: int = 0
     lengths: Mapping[int | str, int] = field(default_factory=dict)  # key -> steps
+    unwanted: frozenset[int | str] = frozenset()  # of `keys`: not there, but not asked for either
 
     @property
     def num_episodes(self) -> int:
-        return len(self.keys)
+        return len(self.keys) - len(self.unwanted)
 
 
 NOTHING = Imported()
@@ -205,6 +209,8 @@ def open_source(path: str | os.PathLike[str], format: str | None = None, **optio
 
 
 def _open(found: Format, path: Path, options: Mapping[str, Any]) -> Source:
+    # Whoever leaves fields out does so himself; a format that knows of it saves the reading.
+    options = {n: v for n, v in options.items() if n != DROP or (v and n in found.options)}
     for name in options:
         if name not in found.options:
             flag = f"--{name.replace('_', '-')} ({name}=)"

@@ -89,12 +89,8 @@ class EpisodeStream:
         if self.num_steps and flat and self._is_final(flat):
             self._add_final(flat, where)
             return
-        if self._ended or self._final:
-            what = f"field {self._ended[0]!r} was true" if self._ended else "the final one came"
-            raise SchemaError(
-                f"no step can be added {where}: {what} in the step before; end the episode there"
-            )
-        rows = self._one_row(flat, where)
+        self._check_goes_on(where)
+        rows = self._fitted(Columns.of_step(flat, where, self._schema.fields), where)
         ended = [flag for flag in FLAGS if flag in rows and np.any(rows[flag][0])]
         if self._filled == self._room:
             try:
@@ -107,6 +103,39 @@ class EpisodeStream:
         self._filled += 1
         self.num_steps += 1
         self._ended = ended
+
+    def extend(self, steps: Mapping[str, Any]) -> None:
+        """Add the next steps at once.
+
+        Args:
+            steps: columns of equally many rows, as `append` takes them, without a final
+                observation: that comes last, by `add`.
+
+        Raises:
+            SchemaError: the steps do not fit; none of them was added.
+            StorageError: the system refused to write; the whole episode is dropped.
+        """
+        self._check_open()
+        where = f"{self._where}, from step {self.num_steps} on"
+        columns = Columns.of(steps, where, self._schema.fields)
+        if columns.final:
+            raise SchemaError(f"the final observation comes with other steps {where}; add it last")
+        self._check_goes_on(where)
+        rows = self._fitted(columns, where)
+        count = columns.num_steps
+        ended = [flag for flag in FLAGS if flag in rows and np.any(rows[flag][-1])]
+        try:
+            self._flush()
+            self._write({name: column[: count - 1] for name, column in rows.items()}, count - 1)
+        except BaseException:
+            self.discard()
+            raise
+        # The newest step stays here, where the end and the final observation look at it.
+        for name, column in rows.items():
+            last = column[count - 1]
+            self._block[name][0] = last.copy() if isinstance(column, Ragged) else last
+        self._filled, self._ended = 1, ended
+        self.num_steps += count
 
     def end(self) -> None:
         """End the episode, which now counts; the end of the block calls it."""
@@ -135,8 +164,15 @@ class EpisodeStream:
         newest = slice(self._filled - 1, self._filled)
         return {flag: self._block[flag][newest] for flag in FLAGS if flag in self._block}
 
-    def _one_row(self, flat: dict[str, Any], where: str) -> dict[str, Rows]:
-        columns = Columns.of_step(flat, where, self._schema.fields)
+    def _check_goes_on(self, where: str) -> None:
+        if self._ended or self._final:
+            what = f"field {self._ended[0]!r} was true" if self._ended else "the final one came"
+            raise SchemaError(
+                f"no step can be added {where}: {what} in the step before; end the episode there"
+            )
+
+    def _fitted(self, columns: Columns, where: str) -> dict[str, Rows]:
+        """The rows as they are stored, next values under their names."""
         if self.num_steps and set(columns.following) != set(self._next_names):
             raise SchemaError(
                 f"next values must come in every step of an episode or in none, got "
@@ -190,16 +226,21 @@ class EpisodeStream:
     def _flush(self) -> None:
         if not self._filled:
             return
-        assert self._episode is not None
         rows: dict[str, Rows] = {
             name: Ragged.of(block[: self._filled])
             if isinstance(block, list)
             else block[: self._filled]
             for name, block in self._block.items()
         }
+        self._write(rows, self._filled)
+        self._filled = 0
+
+    def _write(self, rows: dict[str, Rows], num_rows: int) -> None:
+        if not num_rows:
+            return
+        assert self._episode is not None
         following = {name: rows.pop(f"next_{name}") for name in self._next_names}
         self._episode.extend(rows, following)
-        self._filled = 0
 
     def _check_open(self) -> None:
         if self._closed:
