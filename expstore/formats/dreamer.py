@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from expstore.errors import SourceError
 from expstore.formats.archive import UNREADABLE, is_zip
-from expstore.formats.dreamer_chunks import DreamerChunks, is_chunk
+from expstore.formats.dreamer_chunks import LOGS, DreamerChunks, is_chunk
 from expstore.formats.keyed import KeyedSource, flags, last_only, scalars
 from expstore.formats.npz import read_episode
 from expstore.formats.ordering import natural
@@ -82,6 +82,9 @@ class DreamerEpisodes(KeyedSource):
             name: scalars(name, rows.pop(name), self.account)[1:] for name in numbers
         }
         data["action"] = rows.pop("action")[1:]
+        for name in [name for name in rows if name.startswith(LOGS)]:
+            self.account.left_out[name] = "is of the log"
+            del rows[name]
         alone = rows.keys() == {"observation"}
         data |= {n if alone else f"observation/{n}": values for n, values in rows.items()}
         num_steps = len(data["reward"])

@@ -26,7 +26,8 @@ from expstore.formats.source import NOTHING, Account, Imported, SourceEpisode
 FLAGS = ("is_first", "is_last", "is_terminal")
 REQUIRED = ("reward", *FLAGS)
 COUNTS = ("stepid", "consec", "reset")
-NOT_OF_THE_ENVIRONMENT = ("enc/", "dyn/", "dec/", "log/")
+LOGS = ("log/", "log_")
+NOT_OF_THE_ENVIRONMENT = ("enc/", "dyn/", "dec/", *LOGS)
 END = "0" * 22  # the successor of the last chunk of a stream
 LAST_ROW = "the last row of an episode: its observation is the final one, its action led nowhere"
 OLDER = "chunks that were saved again, with more rows or a successor"
@@ -163,7 +164,7 @@ class DreamerChunks:
             if name in COUNTS:
                 self.account.left_out[name] = "only counts"
             elif name.startswith(NOT_OF_THE_ENVIRONMENT):
-                self.account.left_out[name] = "is of the agent, not of the environment"
+                self.account.left_out[name] = "is of the agent or its log"
             elif len(values) != len(found["reward"]):
                 raise SourceError(f"{name} has {len(values)} rows, reward {len(found['reward'])}")
             else:

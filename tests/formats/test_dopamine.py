@@ -4,6 +4,7 @@ import gzip
 import io
 import pickle
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,25 @@ def test_rows_between_checkpoints_that_are_gone_part_an_episode(logs: Path) -> N
     ]
     assert store.episodes["length"].tolist() == [8, 9, 3, 3, 8]
     assert report.remarks["rows before the first are not there, perhaps of the same episode"] == 1
+
+
+def test_the_files_are_never_whole_in_memory(logs: Path) -> None:
+    for file in logs.glob("*.1.gz"):
+        file.unlink()
+    terminals = (np.arange(2000) % 50 == 49).astype(np.uint8)
+    write(logs / "$store$_observation_ckpt.0.gz", np.ones((2000, 84, 84), np.uint8))  # 14 MB
+    write(logs / "$store$_action_ckpt.0.gz", np.ones(2000, np.int32))
+    write(logs / "$store$_reward_ckpt.0.gz", np.ones(2000, np.float32))
+    write(logs / "$store$_terminal_ckpt.0.gz", terminals)
+    write(logs / "add_count_ckpt.0.gz", np.array(2000))
+
+    tracemalloc.start()
+    lengths = [len(e.data["action"]) for e in open_source(without_ends(logs)).episodes()]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert lengths == [50] * 40
+    assert peak < 8e6  # an episode has 0.4 MB, a block 1 MB
 
 
 def test_of_a_file_that_is_cut_off_whole_episodes_arrive(logs: Path) -> None:

@@ -158,6 +158,15 @@ def test_observations_of_drq_are_the_observation_itself(tmp_path: Path) -> None:
     assert store.read(np.arange(3))["observation"].tobytes() == given["observation"][:3].tobytes()
 
 
+def test_what_is_of_the_log_is_left_out(tmp_path: Path) -> None:
+    given = {**episode(3), "log_success": np.zeros(4)}
+
+    store, report = ingest(write(tmp_path / "v1", given))
+
+    assert report.left_out == {"log_success": "is of the log"}
+    assert set(store.fields) == {"observation/image", "action", "reward", "discount", "terminated"}
+
+
 def test_an_episode_of_one_row_has_no_step(tmp_path: Path) -> None:
     store, report = ingest(write(tmp_path / "v1", episode(0), episode(2)))
 

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,22 @@ def test_large_arrays_stay_in_the_file(tmp_path: Path) -> None:
 
     assert isinstance(found.observations._content, InFile)
     assert found.observations[3:5][:, 0, 0].tolist() == [3, 4]
+
+
+def test_the_pickle_is_never_whole_in_memory(tmp_path: Path) -> None:
+    space = gymnasium.spaces.Box(-1, 1, (1000,))
+    buffer = buffers.ReplayBuffer(4000, space, BOX)
+    buffer.dones[99::100], buffer.full = 1, True
+    path = save(tmp_path / "rb.pkl", buffer)  # 32 MB
+    del buffer
+
+    tracemalloc.start()
+    lengths = [len(episode.data["action"]) for episode in open_source(path).episodes()]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert lengths == [100] * 40
+    assert peak < 6e6  # an episode has 0.8 MB
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])

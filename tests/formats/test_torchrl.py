@@ -1,6 +1,8 @@
 """TorchRL buffers and TensorDicts, written by TorchRL and tensordict themselves."""
 
 import json
+import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +187,24 @@ def test_two_axes_of_a_plain_tensordict_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(SourceError, match=r"has the batch axes \(2, 3\)"):
         open_source(tmp_path / "td")
+
+
+def test_the_files_are_never_whole_in_memory(tmp_path: Path) -> None:
+    num_rows = 4000  # of 16 kB, which no disk has to hold
+    path = tmp_path / "td"
+    steps(num_rows, tuple(range(99, num_rows, 100))).memmap(path)
+    meta = json.loads((path / "meta.json").read_text())
+    meta["observation"]["shape"] = [num_rows, 4000]
+    (path / "meta.json").write_text(json.dumps(meta))
+    os.truncate(path / "observation.memmap", num_rows * 16_000)
+
+    tracemalloc.start()
+    lengths = [len(episode.data["action"]) for episode in open_source(path).episodes()]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert lengths == [100] * 40
+    assert peak < 12e6  # an episode has 1.6 MB
 
 
 def test_of_a_file_that_is_cut_off_whole_episodes_arrive(tmp_path: Path) -> None:
