@@ -42,6 +42,8 @@ from expstore.storage.layout import (
     parents,
 )
 
+MOST_HISTORY_BYTES = 8 << 20  # a commit every five seconds writes 1 GB in a year
+
 
 @dataclass(frozen=True)
 class Commit:
@@ -229,6 +231,7 @@ def publish(path: Path, root: Root, *, durable: bool) -> None:
     The order is the promise: history, then the root (the commit), then, by `write_documents`,
     what readers of single groups and arrays look at, which so can lag behind but never lead.
     """
+    thin_history(path, durable=durable)
     line, data = _history_line(root.commit), _spelled(root.document())
     _make(
         [
@@ -326,6 +329,20 @@ def damaged_history(path: Path) -> list[int]:
     bad = [number for number, line in enumerate(lines, 1) if _parsed_line(line) is None]
     is_torn = bool(lines) and not lines[-1].endswith(b"\n")
     return bad[:-1] if is_torn and bad else bad
+
+
+def thin_history(path: Path, *, durable: bool) -> None:
+    """Drop every second line of the older half of a history that has become long.
+
+    So it never takes more than 8 MiB, which is 40,000 commits or more: all of the last thousands,
+    and of older ones the fewer the older they are.
+    """
+    if (files.size(path / HISTORY_FILE) or 0) < MOST_HISTORY_BYTES:
+        return
+    lines = history_lines(files.read(path / HISTORY_FILE))
+    half = len(lines) // 2
+    data = b"".join([*lines[:half:2], *lines[half:]])
+    files.write_whole(path / HISTORY_FILE, data, durable=durable)
 
 
 def rewrite_history(path: Path, root: Root) -> None:
@@ -559,12 +576,12 @@ def cut_history(path: Path, newest: int) -> None:
     Damaged lines before those that are good stay: verify names them.
     """
     data = _content(path / HISTORY_FILE) or b""
-    kept = at = 0
-    for line in history_lines(data):
-        at += len(line)
+    kept = len(data)
+    for line in reversed(history_lines(data)):
         entry = _parsed_line(line)
         if entry is not None and entry["number"] <= newest:
-            kept = at
+            break
+        kept -= len(line)
     if kept < len(data):
         files.shorten(path / HISTORY_FILE, kept)
 

@@ -9,6 +9,7 @@ import pytest
 
 import expstore
 from expstore.errors import NotAStoreError
+from expstore.storage import commits
 from tests.storage.made import episode, writer
 
 
@@ -99,3 +100,21 @@ def test_tombstones_that_a_repair_wrote_anew_are_not_deleted_again(tmp_path):
     found = expstore.history(path)
     assert [commit.num_deleted for commit in found] == [0, 0, 3, 0]
     assert [commit.num_episodes for commit in found] == [0, 6, 3, 4]
+
+
+def test_a_long_history_is_thinned_and_keeps_its_newest_lines(tmp_path, monkeypatch):
+    """A commit every five seconds would have written 1 GB in a year, all read at each opening."""
+    monkeypatch.setattr(commits, "MOST_HISTORY_BYTES", 8000)
+    path, sizes = tmp_path / "a.exp", []
+    with writer(path) as out:
+        for _ in range(150):
+            out.append({"reward": np.ones(2)})
+            out.commit()
+            sizes.append((path / "__expstore/commits").stat().st_size)
+    numbers = [commit.number for commit in expstore.history(path)]
+    assert max(sizes) < 8000 + 200
+    assert numbers[0] == 0
+    assert numbers[-20:] == list(range(131, 151))
+    assert len(numbers) < 80
+    assert expstore.open(path, at=140).num_episodes == 140
+    assert expstore.verify(path).is_sound
