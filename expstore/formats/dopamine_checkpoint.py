@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import re
 import zlib
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ REQUIRED = ("observation", "action", "reward", "terminal")
 ENDS = "episode_end_indices"
 GZIP_MAGIC = b"\x1f\x8b"
 NPY_MAGIC = b"\x93NUMPY"
-MAX_PICKLE_BYTES = 64 << 20  # of a set of numbers
+MAX_SMALL_BYTES = 64 << 20  # of a set of numbers
 MIN_HORIZON = 1  # of the update, which invalid_range is longer than the stack by
 _NAME = re.compile(r"(\$store\$_)?(\w+)_ckpt\.(\d+)\.gz")
 
@@ -170,22 +171,34 @@ class Checkpoint:
 
     def _whole(self, key: str) -> NDArray[Any]:
         name = self._files[key]
-        with reading(name), gzip.open(self._folder / name) as stream:
-            if key.startswith(STORE):
+        if key.startswith(STORE):
+            with reading(name), gzip.open(self._folder / name) as stream:
                 rows = NpyRows(stream, name)  # type: ignore[arg-type]
                 return rows.read(rows.shape[0] if rows.shape else 0)
-            content = stream.read(MAX_PICKLE_BYTES)
-            if content.startswith(NPY_MAGIC):
-                with gzip.open(self._folder / name) as again:
-                    return np.asarray(np.load(again, allow_pickle=False))
+        content = self._content(name)
+        if content.startswith(NPY_MAGIC):
+            with reading(name):
+                return np.asarray(np.load(io.BytesIO(content), allow_pickle=False))
         return np.asarray(pickles.parse_pickle(content, self._folder / name))
+
+    def _content(self, name: str) -> bytes:
+        """All of a small file.
+
+        Raises:
+            SourceError: it is none, or is damaged.
+        """
+        content = bytearray()
+        with reading(name), gzip.open(self._folder / name) as stream:
+            while block := stream.read(BLOCK_BYTES):
+                content += block
+                if len(content) > MAX_SMALL_BYTES:
+                    raise SourceError(f"{name} is larger than what belongs there")
+        return bytes(content)
 
     def _end_indices(self) -> NDArray[np.int64]:
         """Rows that are the last of their episode, from a pickled set; no code of it is run."""
         name = self._files[ENDS]
-        with reading(name), gzip.open(self._folder / name) as stream:
-            content = stream.read(MAX_PICKLE_BYTES)
-        found = pickles.parse_pickle(content, self._folder / name)
+        found = pickles.parse_pickle(self._content(name), self._folder / name)
         if not isinstance(found, (set, frozenset)):
             raise SourceError(f"{name} must hold a set of numbers")
         indices = np.array(sorted(int(index) for index in found), np.int64)
