@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 import expstore
+from expstore.storage import files
+
+needs_map_fixed = pytest.mark.skipif(
+    not files.can_map_in_place(), reason="files cannot be mapped in place: see EXPSTORE_WITHOUT"
+)
 
 
 def episode(num_steps: int, seed: int = 0, *, end: str | None = "terminated") -> dict[str, Any]:
