@@ -77,5 +77,5 @@ def test_the_error_names_the_first_step_that_is_not_there():
 
 def test_the_error_of_an_empty_selection_says_what_to_do():
     spans = Spans.laid_out(np.empty(0, np.int64), np.empty(0, np.int64))
-    with pytest.raises(StepRangeError, match="holds no steps; append an episode or widen"):
+    with pytest.raises(StepRangeError, match="holds no steps; append an episode and commit"):
         spans.positions_of(np.array([0]))
