@@ -156,6 +156,8 @@ class _Run:
                 f"{writer.path} has {self._imported.num_episodes} episodes of {source.name} "
                 "already; continue after them with --resume (resume=True), or give another store"
             )
+        if resume and not self._imported.num_episodes:
+            _check_family(writer.path, source)
         self._before = writer.num_episodes, writer.num_steps
         self._had_schema = bool(writer.schema.fields)
         self._room = _less(chosen.stop, self._imported.num_episodes)
@@ -236,6 +238,8 @@ class _Run:
             account.fail(episode.key, f"metadata {SOURCE_KEY!r} is written by ingest; rename it")
             return
         flat = self._fields.apply(flatten(episode.data, "here"), account.left_out)
+        for name in self._fields.dropped:
+            account.left_out.setdefault(name, "as asked for")
         found = {**self._provenance, "episode": episode.key, **episode.provenance}
         metadata = {SOURCE_KEY: found, **episode.metadata}
         try:
@@ -292,11 +296,14 @@ def _opened(
     if not is_recording:
         for option in recording:
             called = option.removeprefix("num_")
-            raise SourceError(f"{called} is for {PREFIX}ENV_ID; leave it out for other sources")
+            raise SourceError(
+                f"--{called} ({called}=) is for {PREFIX}ENV_ID; leave it out for other sources"
+            )
         if isinstance(source, (str, os.PathLike)):
             return open_source(source, format, drop=drop, **options)
     for option in options:
-        raise SourceError(f"{option} is for files of some formats; leave it out here")
+        flag = f"--{option.replace('_', '-')} ({option}=)"
+        raise SourceError(f"{flag} is for files of some formats; leave it out here")
     if is_recording:
         return GymSource(name.removeprefix(PREFIX), num_episodes=episodes, **recording)
     assert not isinstance(source, (str, os.PathLike)), source
@@ -327,6 +334,22 @@ def _imported(path: Path, name: str) -> Imported:
         if isinstance(found, dict) and found.get("name") == name:
             lengths[found["episode"]] = int(length[at])
     return Imported(frozenset(lengths), sum(lengths.values()), lengths)
+
+
+def _check_family(path: Path, source: Source) -> None:
+    """Refuse to go on with a recording of another seed or policy, which is none of this one."""
+    family = getattr(source, "family", None)
+    if family is None:
+        return
+    index = open_store(path).snapshots[0].index
+    mark = encode_metadata({"name": family}, "")[1:-2]  # without the quote after it
+    for number in range(index.first, index.first + len(index)):
+        if mark in index.metadata_bytes(number):
+            found = index.metadata(number)[SOURCE_KEY]["name"]
+            raise SourceError(
+                f"{path} has no episodes of {source.name} to go on after, but of {found}; give "
+                "its seed and policy, or record more beside it without --resume (resume=True)"
+            )
 
 
 def _is_empty(data: Mapping[str, Any]) -> bool:

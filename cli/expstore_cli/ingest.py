@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 import expstore
 from expstore.formats import FORMATS
 from expstore_cli import text
-from expstore_cli.parameters import COUNT
+from expstore_cli.parameters import COUNT, RANGE, RENAMED
 from expstore_cli.report import print_report
 
 
@@ -23,6 +23,7 @@ Examples:
   expstore ingest recorded/ arm.exp --expect-episodes 20
   expstore ingest hopper_medium-v2.hdf5 hopper.exp --infos
   expstore ingest lift.hdf5 lift.exp --done-mode 0
+  expstore ingest lift.hdf5 lift.exp --done-mode 0 --drop states --map observation/object=goal
   expstore ingest gym:HalfCheetah-v5 cheetah.exp --episodes 20""",
 )
 @click.argument("source")
@@ -34,8 +35,22 @@ Examples:
 )
 @click.option(
     "--episodes",
-    type=COUNT,
-    help="Stop when the store has N episodes of this source.",
+    type=RANGE,
+    help="The first N episodes of the source, or those from number A on and before B.",
+)
+@click.option(
+    "--map",
+    "renamed",
+    type=RENAMED,
+    multiple=True,
+    help="Store a field, and what lies under it, by another name.",
+)
+@click.option(
+    "--drop",
+    "dropped",
+    metavar="FIELD",
+    multiple=True,
+    help="Leave a field out, and what lies under it.",
 )
 @click.option(
     "--steps",
@@ -84,7 +99,9 @@ def ingest(
     source: str,
     store: str,
     format: str | None,
-    episodes: int | None,
+    episodes: int | slice | None,
+    renamed: tuple[tuple[str, str], ...],
+    dropped: tuple[str, ...],
     steps: int | None,
     seed: int | None,
     policy: str | None,
@@ -105,9 +122,10 @@ def ingest(
     by its content, or gym:ENV_ID, to roll episodes out in a gymnasium environment. STORE is
     created if there is none.
 
-    Every row that does not reach the store is in the closing report, with the reason. Ctrl-C
-    keeps every whole episode; --resume continues after them. Files that cannot be read are
-    named, all others are kept, and the exit code is 1.
+    --map and --drop take the names that fields would have in the store without them, as expstore
+    inspect shows them. Every row that does not reach the store is in the closing report, with
+    the reason. Ctrl-C keeps every whole episode; --resume continues after them. Files that cannot
+    be read are named, all others are kept, and the exit code is 1.
     """
     if os.getcwd() not in sys.path:  # where a policy or an environment of one's own lies
         sys.path.insert(0, os.getcwd())
@@ -120,6 +138,8 @@ def ingest(
                 format=format,
                 resume=resume,
                 episodes=episodes,
+                map=dict(renamed),
+                drop=dropped,
                 steps=steps,
                 seed=seed,
                 policy=policy,
@@ -132,6 +152,9 @@ def ingest(
                 cast=cast,
                 progress=bar.update,
             )
+        except expstore.ExpstoreError as error:
+            notes = [text.as_flags(note) for note in getattr(error, "__notes__", ())]
+            raise type(error)("; ".join([text.as_flags(str(error)), *notes])) from error
         except KeyboardInterrupt as stop:
             if not hasattr(stop, "report"):  # it came before there was anything to keep
                 raise
@@ -146,7 +169,9 @@ def ingest(
 def _verdict(report: expstore.IngestReport, interrupted: bool, expected: int | None) -> int:
     """The exit code, and on stderr what is not as it should be."""
     for failure in report.failures:
-        click.echo(f"error: {failure.key}: {' '.join(failure.reason.split())}", err=True)
+        click.echo(
+            f"error: {failure.key}: {' '.join(text.as_flags(failure.reason).split())}", err=True
+        )
     if interrupted:
         kept = text.count(report.num_episodes, "whole episode")
         click.echo(f"interrupted: {kept} kept; continue with --resume", err=True)

@@ -17,7 +17,7 @@ def print_report(report: expstore.IngestReport, store: str) -> None:
     console.print(Text(report.description, style="bold"))
     for name, value in _lines(report):
         # Wrapped by the terminal, so that a line stays one when it is copied or searched for.
-        line = Text.assemble((f"{name:<20}", "dim"), value)
+        line = Text.assemble((f"{name:<20}", "dim"), text.as_flags(value))
         console.print(line, soft_wrap=True)
     console.print()
     console.print(Text(f"next: expstore inspect {shlex.quote(store)}"), soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import click
 from rich.console import Console
 
 BARS = "▁▂▃▄▅▆▇█"
+_IN_PYTHON = re.compile(r"(--[a-z-]+(?: [^\s()]+)?) \(\w+=[^()]*\)")
 PLAIN_WIDTH = 1000  # of what goes to a file or another program: no line is folded
 
 
@@ -38,6 +40,15 @@ def output() -> Console:
 def messages() -> Console:
     """Where progress goes: stderr."""
     return Console(stderr=True, highlight=False)
+
+
+def as_flags(text: str) -> str:
+    """A message without what an option is called in Python, which it has beside its flag.
+
+    >>> as_flags("give the limit, as in --max-episode-steps 1000 (max_episode_steps=1000)")
+    'give the limit, as in --max-episode-steps 1000'
+    """
+    return _IN_PYTHON.sub(r"\1", text).replace("open the writer with cast=True", "allow --cast")
 
 
 def count(number: int, noun: str) -> str:

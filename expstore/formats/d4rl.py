@@ -55,7 +55,9 @@ class D4rlFile:
         self, path: Path, *, max_episode_steps: int | None = None, infos: bool = False
     ) -> None:
         if max_episode_steps is not None and max_episode_steps < 1:
-            raise SourceError(f"max_episode_steps must be >= 1, got {max_episode_steps}")
+            raise SourceError(
+                f"--max-episode-steps (max_episode_steps=) must be >= 1, got {max_episode_steps}"
+            )
         if not path.is_file():
             raise SourceError(f"{path} is no file; looked for {LOOKS_FOR}")
         self.name = str(path.resolve())

@@ -37,7 +37,7 @@ class RobomimicFile:
 
     def __init__(self, path: Path, *, done_mode: int | None = None, infos: bool = False) -> None:
         if done_mode not in (None, *DONE_MODES):
-            raise SourceError(f"done_mode must be 0, 1 or 2, got {done_mode}")
+            raise SourceError(f"--done-mode (done_mode=) must be 0, 1 or 2, got {done_mode}")
         self.name = str(path.resolve())
         self.account = Account()
         self._done_mode, self._infos = done_mode, infos

@@ -223,7 +223,7 @@ def _open(found: Format, path: Path, options: Mapping[str, Any]) -> Source:
 def format_named(name: str) -> Format:
     """The format of that name; its module is imported only now."""
     if name not in FORMATS:
-        raise SourceError(f"format must be one of {', '.join(FORMATS)}, got {name!r}")
+        raise SourceError(f"--format (format=) must be one of {', '.join(FORMATS)}, got {name!r}")
     found = importlib.import_module(FORMATS[name]).FORMAT
     assert isinstance(found, Format), name
     return found

@@ -84,7 +84,7 @@ def policy_of(policy: str | Policy) -> tuple[Policy | None, str]:
         return None, policy
     module, _, function = policy.partition(":")
     if not module or not function:
-        raise SourceError(f"policy must be random or module:function, got {policy!r}")
+        raise SourceError(f"--policy (policy=) must be random or module:function, got {policy!r}")
     try:
         found = importlib.import_module(module)
     except ImportError as error:

@@ -93,5 +93,12 @@ def _rows(flat: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
 
 
 def _num_bytes(rows: Any) -> int:
+    """As an array; of rows that differ in length, with 8 bytes each for the length."""
     found = getattr(rows, "nbytes", None)
-    return sum(map(len, rows)) if found is None else int(found)
+    return int(found) if found is not None else sum(map(_row_bytes, rows))
+
+
+def _row_bytes(row: Any) -> int:
+    if isinstance(row, str):
+        row = row.encode()
+    return int(getattr(row, "nbytes", 0) or len(row)) + 8

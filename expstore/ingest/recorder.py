@@ -61,9 +61,8 @@ class GymSource:
         self._env = make_environment(env_id)
         self._observed = leaves("observation", self._env.observation_space)
         self._acted = leaves("action", self._env.action_space)
-        if num_steps is not None:
-            self.boundary_rule += f"; the last one is cut at {num_steps} steps"
-        self.name = f"{PREFIX}{env_id} seed={seed} policy={self._policy_name}"
+        self.family = f"{PREFIX}{env_id} seed="  # begins the names of other seeds and policies
+        self.name = f"{self.family}{seed} policy={self._policy_name}"
         self.account = Account()
         self._metadata = {
             "env_id": env_id,
@@ -84,6 +83,8 @@ class GymSource:
                 continue
             episode = self._roll_out(number, room)
             num_steps += len(episode.data["reward"])
+            if num_steps == self.num_steps:
+                self.boundary_rule += f"; the last one is cut at {num_steps} steps"
             yield episode
 
     def close(self) -> None:
@@ -135,7 +136,7 @@ class GymSource:
         counts = {"episodes": self.num_episodes, "steps": self.num_steps, "seed": seed}
         for name, count in counts.items():
             if count is not None and count < 0:
-                raise SourceError(f"{name} must be >= 0, got {count}")
+                raise SourceError(f"--{name} ({name}=) must be >= 0, got {count}")
 
 
 def _action_seed(seed: int) -> int:

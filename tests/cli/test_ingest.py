@@ -141,6 +141,30 @@ def test_a_number_of_episodes(recorded: Path, tmp_path: Path) -> None:
     assert report_of(recorded, tmp_path / "a.exp", "--episodes", 2)["num_episodes"] == 2
 
 
+def test_a_range_of_episodes_and_chosen_fields(recorded: Path, tmp_path: Path) -> None:
+    report_of(
+        *(recorded, tmp_path / "a.exp", "--episodes", "2:"),
+        *("--map", "observation/state=observation", "--drop", "terminated"),
+    )
+
+    store = expstore.open(tmp_path / "a.exp")
+    assert store.episodes["length"].tolist() == [2, 5]
+    assert set(store.fields) == {"observation", "action"}
+
+
+def test_errors_speak_of_flags_alone(recorded: Path, tmp_path: Path) -> None:
+    run(recorded, tmp_path / "a.exp")
+
+    again = run(recorded, tmp_path / "a.exp")
+    unknown = run(recorded, tmp_path / "b.exp", "--done-mode", 0)
+    twice = run(recorded, tmp_path / "c.exp", "--map", "action=terminated")
+
+    assert "after them with --resume, or give another store" in again.stderr
+    assert "is of format npz, which has no --done-mode; leave it out" in unknown.stderr
+    assert "--map gives the name terminated to two fields" in twice.stderr
+    assert "=" not in again.stderr + unknown.stderr
+
+
 def test_a_cast_is_allowed_by_name(recorded: Path, tmp_path: Path) -> None:
     np.savez(
         recorded / "ep4.npz",
@@ -168,6 +192,10 @@ def test_a_format_can_be_named(recorded: Path, tmp_path: Path) -> None:
     [
         ("--episodes", "-1"),
         ("--episodes", "1.5"),
+        ("--episodes", "5:3"),
+        ("--episodes", "1:2:3"),
+        ("--map", "action"),
+        ("--map", "=action"),
         ("--steps", "many"),
         ("--seed", "-1"),
         ("--expect-episodes", "x"),
@@ -188,7 +216,7 @@ def test_a_wrong_option_is_a_usage_error(
     [
         ("nowhere", (), "there is nothing at "),
         ("empty", (), "looked for "),
-        ("recorded", ("--steps", 5), "steps is for gym:ENV_ID"),
+        ("recorded", ("--steps", 5), "--steps is for gym:ENV_ID"),
         ("gym:CartPole-v1", (), "say how much of gym:CartPole-v1 to record"),
         ("gym:", ("--steps", 1), "gym: needs an environment"),
     ],
@@ -274,6 +302,17 @@ class TestRecording:
         report = report_of("gym:CartPole-v1", tmp_path / "a.exp", "--episodes", 2, "--seed", 100)
 
         assert (report["episodes_before"], report["store_episodes"]) == (0, 4)
+
+    def test_another_seed_is_not_resumed(self, tmp_path: Path) -> None:
+        report_of("gym:CartPole-v1", tmp_path / "a.exp", "--episodes", 2)
+
+        result = run(
+            *("gym:CartPole-v1", tmp_path / "a.exp", "--episodes", 4, "--resume", "--seed", 7)
+        )
+
+        assert result.exit_code == 1
+        assert "but of gym:CartPole-v1 seed=0 policy=random; give its seed" in result.stderr
+        assert expstore.open(tmp_path / "a.exp").num_episodes == 2
 
     def test_another_environment_does_not_fit(self, tmp_path: Path) -> None:
         report_of("gym:CartPole-v1", tmp_path / "a.exp", "--episodes", 1)

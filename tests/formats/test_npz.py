@@ -189,5 +189,5 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
 
 
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=f"format must be one of {', '.join(FORMATS)}, got 'x'"):
+    with pytest.raises(SourceError, match=f"must be one of {', '.join(FORMATS)}, got 'x'"):
         open_source(tmp_path, "x")

@@ -12,7 +12,9 @@ import pytest
 import expstore
 from expstore.errors import SchemaError, SourceError
 from expstore.formats import Account, Imported, SourceEpisode
+from expstore.formats.lazy_rows import LazyRows
 from expstore.formats.source import NOTHING
+from expstore.ingest import pieces
 
 
 def episode(length: int, *, final: bool = True) -> dict[str, Any]:
@@ -200,6 +202,75 @@ def test_a_number_of_episodes_counts_those_of_before(tmp_path: Path) -> None:
     assert (report.num_episodes, report.source_episodes) == (1, 3)
 
 
+def test_a_range_of_episodes_counts_from_the_beginning_of_the_source(tmp_path: Path) -> None:
+    datas = [episode(n + 1) for n in range(6)]
+
+    expstore.ingest_from(Listed(*datas), tmp_path / "a.exp", episodes=slice(2, 4))
+    more = expstore.ingest_from(
+        Listed(*datas), tmp_path / "a.exp", episodes=slice(1, 5), resume=True
+    )
+
+    assert expstore.open(tmp_path / "a.exp").episodes["length"].tolist() == [3, 4, 2, 5]
+    assert more.num_episodes == 2
+
+
+def test_an_episode_that_does_not_fit_has_its_place_in_a_range(tmp_path: Path) -> None:
+    torn = {**episode(3), "reward": np.ones(2)}
+
+    report = expstore.ingest_from(
+        Listed(episode(1), torn, episode(3), episode(4)), tmp_path / "a.exp", episodes=slice(1, 3)
+    )
+
+    assert [failure.key for failure in report.failures] == ["1"]
+    assert expstore.open(tmp_path / "a.exp").episodes["length"].tolist() == [3]
+
+
+@pytest.mark.parametrize("wrong", [-1, slice(3, 1), slice(0, 4, 2), slice(-2, None)])
+def test_a_range_that_is_none_is_refused(tmp_path: Path, wrong: Any) -> None:
+    with pytest.raises(SourceError, match="--episodes"):
+        expstore.ingest_from(Listed(episode(1)), tmp_path / "a.exp", episodes=wrong)
+
+
+def test_fields_are_renamed_and_left_out(tmp_path: Path) -> None:
+    data = {
+        "state": {"arm": np.zeros((3, 2)), "hand": np.ones((3, 1))},
+        "action": np.arange(2),
+        "next_goal": np.ones(2),
+        "goal": np.zeros(2),
+        "debug": {"a": np.zeros(2), "b": np.zeros(2)},
+    }
+
+    report = expstore.ingest_from(
+        Listed(data),
+        tmp_path / "a.exp",
+        map={"state": "observation", "goal": "target"},
+        drop=["debug"],
+    )
+
+    store = expstore.open(tmp_path / "a.exp")
+    assert set(store.fields) == {"observation/arm", "observation/hand", "action", "target"}
+    np.testing.assert_array_equal(store.episode(0)["observation"]["hand"], np.ones((3, 1)))
+    assert store.read(np.arange(2), ["next_target"])["next_target"].tolist() == [1.0, 1.0]
+    assert report.left_out == {"debug": "as asked for"}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"drop": ["rewards"]}, "--drop rewards: .* it has observation, action, reward"),
+        ({"map": {"obs": "observation"}}, "--map obs: the source has no field of that name"),
+        ({"map": {"action": "reward"}}, "--map gives the name reward to two fields"),
+        ({"map": {"action": "a"}, "drop": ["action"]}, "must give a field that is kept another"),
+        ({"map": {"action": "action"}}, "must give a field that is kept another name"),
+    ],
+)
+def test_names_that_are_none_are_refused(
+    tmp_path: Path, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(SourceError, match=text):
+        expstore.ingest_from(Listed(episode(1)), tmp_path / "a.exp", **options)
+
+
 def test_progress_knows_how_much_is_left(tmp_path: Path) -> None:
     seen = []
 
@@ -266,6 +337,55 @@ def test_ctrl_c_in_the_middle_of_writing_loses_nothing(
     assert expstore.verify(tmp_path / "a.exp").is_sound
 
 
+class Long(Listed):
+    """Episodes of which the observation is read piece by piece; the second one is damaged."""
+
+    asked: list[tuple[int, int]]
+
+    def episodes(self, imported: Imported = NOTHING) -> Iterator[SourceEpisode]:
+        self.asked = []
+        for given in super().episodes(imported):
+            observation = given.data["observation"]
+
+            def read(start: int, stop: int, rows: Any = observation, key: Any = given.key) -> Any:
+                self.asked.append((start, stop))
+                if key == 1 and start > 2:
+                    raise SourceError("the frame is damaged")
+                return rows[start:stop]
+
+            lazy = LazyRows(len(observation), 16, read)
+            yield SourceEpisode(given.key, {**given.data, "observation": lazy})
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_a_long_episode_is_written_piece_by_piece_and_equals_a_short_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, final: bool
+) -> None:
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 40 * 3)
+    datas = [{**episode(n, final=final), "text": ["ab"] * n} for n in (9, 11, 1)]
+    flags = [{"terminated": np.arange(n) == n - 1, "truncated": np.zeros(n, bool)} for n in (9, 1)]
+    datas[0] |= flags[0]
+    datas[1] |= {"terminated": np.zeros(11, bool), "truncated": np.zeros(11, bool)}
+    datas[2] |= flags[1]
+
+    source = Long(*datas)
+    report = expstore.ingest_from(source, tmp_path / "a.exp")
+    whole = expstore.ingest_from(Listed(datas[0], datas[2]), tmp_path / "b.exp")
+
+    assert max(stop - start for start, stop in source.asked) == 3
+    assert [(f.key, f.reason) for f in report.failures] == [("1", "the frame is damaged")]
+    assert report.num_bytes == whole.num_bytes
+    assert report.final_observations == whole.final_observations == 2 * final
+    assert report.end_reasons == {"terminated": 2}
+    one, other = (expstore.open(tmp_path / name) for name in ("a.exp", "b.exp"))
+    for number in range(2):
+        for name, values in other.episode(number).items():
+            assert list(map(np.ndarray.tolist, map(np.asarray, one.episode(number)[name]))) == list(
+                map(np.ndarray.tolist, map(np.asarray, values))
+            )
+    assert expstore.verify(tmp_path / "a.exp").is_sound
+
+
 class Failing(Listed):
     """A source whose end cannot be read."""
 
@@ -287,7 +407,7 @@ def test_an_error_of_the_source_keeps_the_episodes_before_it(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("option", ["steps", "seed", "policy"])
 def test_options_of_recordings_are_refused_elsewhere(tmp_path: Path, option: str) -> None:
-    with pytest.raises(SourceError, match=f"{option} is for gym:ENV_ID"):
+    with pytest.raises(SourceError, match=rf"--{option} \({option}=\) is for gym:ENV_ID"):
         expstore.ingest_from(tmp_path, tmp_path / "a.exp", **{option: 1})  # type: ignore[arg-type]
 
 
