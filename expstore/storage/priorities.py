@@ -226,6 +226,31 @@ def load_state(path: Path) -> dict[str, Any] | None:
     return None
 
 
+def check_documents(path: Path) -> None:
+    """Whether the metadata in a set, which other readers look at, is what its pointer says.
+
+    Raises:
+        DamagedError: names the file that is not.
+    """
+    while (found := read_pointer(path)) is not None:
+        for name, expected in found.documents().items():
+            file = path / name / METADATA_FILE
+            try:
+                is_sound = json.loads(files.read(file)) == expected
+            except (FileNotFoundError, ValueError, RecursionError):
+                is_sound = False
+            if not is_sound:
+                break
+        else:
+            return
+        now = read_pointer(path)
+        if now is None or now.generation == found.generation:
+            raise DamagedError(
+                f"{file} is not as the pointer of the saved priorities says; save them again, or "
+                f"remove {path} to begin anew"
+            )
+
+
 def _read_array(path: Path, saved: SavedArray) -> NDArray[Any]:
     layout, hint = saved.layout, f"restore it from a copy, or remove {path} to begin anew"
     for chunk in saved.chunks:  # all of them, before there is room for what they may not have

@@ -30,7 +30,7 @@ from expstore.storage.layout import (
     PRIORITIES,
     ROOT_COPY,
 )
-from expstore.storage.priorities import load_state, set_names
+from expstore.storage.priorities import check_documents, load_state, set_names
 from expstore.storage.ragged import rows_checksum
 from expstore.storage.reading import Snapshot
 from expstore.storage.salvage import KnownRows, SalvagedColumn, in_order, is_in_order
@@ -352,6 +352,7 @@ def _saved_priorities(directory: Path) -> Iterator[Problem]:
     for name in set_names(directory):
         try:
             load_state(directory / name)
+            check_documents(directory / name)
         except (DamagedError, FormatError) as error:
             yield Problem("priorities", str(error), name=name)
 

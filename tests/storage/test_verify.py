@@ -13,6 +13,7 @@ import pytest
 
 import expstore
 from expstore.errors import FormatError, NotAStoreError
+from expstore.storage.priorities import save_state
 from tests.storage.damage import NUM_EPISODES, committed, flip, image_episode, store_to_damage
 from tests.storage.made import digest, writer
 
@@ -116,6 +117,54 @@ def test_every_flipped_bit_of_other_metadata_is_found(path):
             unnoticed.append((file.relative_to(path), offset, bit))
         flip(file, offset, bit)
     assert unnoticed == []
+
+
+def test_every_flipped_bit_of_the_copy_of_the_root_is_found(path):
+    rng = random.Random("copy flips")
+    copy = path / "__expstore/root"
+    for offset in rng.sample(range(copy.stat().st_size), 40):
+        bit = rng.randrange(8)
+        flip(copy, offset, bit)
+        (problem,) = expstore.verify(path).problems
+        assert problem.text.startswith(f"{copy} is not a copy of the root"), (offset, bit)
+        flip(copy, offset, bit)
+    assert expstore.verify(path).is_sound
+
+
+def test_every_flipped_bit_of_the_index_of_a_shard_is_found(path):
+    rng = random.Random("shard flips")
+    (file, *_) = sorted((path / "steps/observation/image").glob("c.*"))
+    size = file.stat().st_size
+    for offset in range(size - 20, size):  # one inner chunk: 16 bytes, and their checksum
+        bit = rng.randrange(8)
+        flip(file, offset, bit)
+        assert ("file", None) in problems(path), (offset, bit)
+        flip(file, offset, bit)
+    assert expstore.verify(path).is_sound
+
+
+def test_every_flipped_bit_of_saved_priorities_is_found(tmp_path):
+    path = tmp_path / "a.exp"
+    with writer(path) as out:
+        out.append({"reward": np.ones(2)})
+    state = {"raw": np.arange(300, dtype=np.float32), "at": {"runs": np.array([[0, 300]])}}
+    save_state(path / "priorities/per", state, ["ab" * 16])
+    committed_bytes = {"raw": 300 * 4, "runs": 16}
+    rng = random.Random("priority flips")
+    files = [file for file in sorted((path / "priorities/per").rglob("*")) if file.is_file()]
+    files = [file for file in files if "__expstore" not in file.parts]
+    assert len(files) == 7  # the pointer, the generation, a group and two arrays
+    unnoticed = []
+    for file in files:
+        size = committed_bytes.get(file.parent.name) if file.name != "zarr.json" else None
+        for _ in range(25):
+            offset, bit = rng.randrange(size or file.stat().st_size), rng.randrange(8)
+            flip(file, offset, bit)
+            if ("priorities", None) not in problems(path):
+                unnoticed.append((file.relative_to(path), offset, bit))
+            flip(file, offset, bit)
+    assert unnoticed == []
+    assert expstore.verify(path).is_sound
 
 
 def test_a_damaged_root_is_an_error_of_verify_too(path):
