@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,6 @@ class Tally:
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
         return self
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "killed": dict(self.killed)}
 
 
 @dataclass
