@@ -26,9 +26,9 @@ def verify(context: click.Context, store: str, repair: bool, as_json: bool) -> N
     """Recompute every checksum of a store.
 
     Checks files, index, end flags, metadata, history, saved priorities and every field of every
-    episode of the newest commit, and changes nothing. Problems are printed one per line, and then
-    the verdict. Exit code 0 if the store is sound, 1 if it is not. With --repair, see expstore
-    repair.
+    episode of the newest commit, and changes nothing. Of deleted episodes only that they are
+    deleted is checked. Problems are printed one per line, and then the verdict. Exit code 0 if the
+    store is sound, 1 if it is not, or cannot be checked. With --repair, see expstore repair.
     """
     if repair:
         context.exit(run_repair(store, as_json))

@@ -79,8 +79,9 @@ def verify(
     """Check a store against its checksums: files, index, flags, metadata and every field.
 
     Every episode is checked, also when files are missing or of another size. Of deleted episodes
-    only the tombstones are. Priorities saved beside the data are checked, too; no episode depends
-    on them.
+    only the tombstones are: nobody reads their rows but who opens an older commit, and a repair
+    could do no more than delete them. Priorities saved beside the data are checked, too; no
+    episode depends on them.
 
     Args:
         path: the store's directory; it may be written meanwhile.
