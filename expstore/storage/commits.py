@@ -476,7 +476,10 @@ class WriterLock:
         detour: str = "write to a local disk, or open with lock=False if nothing else writes here",
     ) -> None:
         self._path, self._advice, self._detour = path, advice, detour
-        self._lock = filelock.FileLock(path / LOCK_FILE, timeout=0, thread_local=False)
+        # Where the system has no locks, a file that must be removed would outlive its process.
+        self._lock = filelock.FileLock(
+            path / LOCK_FILE, timeout=0, thread_local=False, fallback_to_soft=False
+        )
 
     def acquire(self, timeout_s: float = 0.0) -> None:
         """Take the lock and leave our name for the error of the next one who tries.

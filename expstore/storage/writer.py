@@ -173,6 +173,8 @@ class Writer:
             if self._durable:
                 files.sync_directory(self.path.parent)
             publish(self.path, self._root, durable=self._durable)
+            if self._durable:
+                files.sync_directory(self.path / PRIVATE)  # where the history is new
         self._version = files.version(self.path / METADATA_FILE)
         self._noted = files.create(self._note_file)
         self._adopt(self._root)

@@ -10,7 +10,6 @@ import tempfile
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ def _run(options: argparse.Namespace, total: Any, tasks: list[tuple[Any, ...]]) 
             pool.shutdown(wait=False, cancel_futures=True)
     print(file=sys.stderr)
     seconds = round(time.monotonic() - begun, 1)
-    summary: dict[str, Any] = {"seed": options.seed, "seconds": seconds, **asdict(total)}
+    summary: dict[str, Any] = {"seed": options.seed, "seconds": seconds, **vars(total)}
     print(json.dumps({**summary, "failures": failures}, indent=2))
     return 1 if failures else 0
 

@@ -16,7 +16,7 @@ from pytest import MonkeyPatch
 import expstore
 from expstore.errors import NotAStoreError
 from expstore.storage import files, writer
-from expstore.storage.commits import read_root
+from expstore.storage.commits import read_history, read_root
 from expstore.storage.layout import PRIORITIES
 from expstore.storage.priorities import load_state, save_state
 from tests.torture.check import check_episode
@@ -180,6 +180,9 @@ def check_left(path: Path, session: Session, num_done: int, rng: np.random.Gener
     """
     state, allowed = State.of(path), session.states.allowed(num_done)
     assert state in allowed, f"{state}, allowed: {allowed}"
+    if state is not None:
+        known = {entry["number"] for entry in read_history(path)}
+        assert known >= set(range(state.commit + 1)), f"a history of {known}"
     saved, allowed = saved_state(path), session.saved.allowed(num_done)
     assert saved in allowed, f"priorities {saved}, allowed: {allowed}"
     return check_whole(path, session, rng, {"metadata file"})
