@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from expstore.errors import SchemaError, StepRangeError
+from expstore.errors import ExpstoreError, SchemaError, StepRangeError
 from expstore.loading.batch import Batch
 from expstore.loading.reader import BatchReader
 from expstore.loading.replay import (
@@ -282,4 +283,7 @@ def sequence_loader(
         world_size=world_size,
     )
     kwargs = {"collate_fn": Collate(transform), "num_workers": num_workers, **kwargs}
+    if num_workers and len(dataset):
+        with contextlib.suppress(ExpstoreError):  # which the workers meet, and report
+            dataset.batch([0])  # what this compiles, workers need not
     return SequenceLoader(dataset, positions, device, **kwargs)
