@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ from expstore.loading.rows import RAGGED_PARTS, Records, StoreRows, readable
 from expstore.loading.units import Step, Unit, base_of, layers_of
 from expstore.sampling.draw import Draw
 from expstore.sampling.sequence import Sequence
+from expstore.sampling.uniform import Uniform
 from expstore.sampling.window import WindowPlan
+from expstore.spans import Spans
 from expstore.storage.reading import resolve
 from expstore.storage.store import Store
 
@@ -36,6 +38,7 @@ class BatchReader:
         num_threads: int | None = None,
     ) -> None:
         self.base, self.layers = base_of(unit), layers_of(unit)
+        self._made: dict[tuple[int, int], dict[str, Entry]] = {}
         schema = store.snapshots[0].schema
         self.fields = resolve(schema, fields)
         if self.layers and schema.fields:  # else there is no schema yet, nor a row
@@ -54,9 +57,7 @@ class BatchReader:
             "index": plan.steps,
             "anchor_index": lambda: spread(spans.steps_at(anchors)[:, None], shape),
             "validity_mask": plan.valid,
-            "learning_mask": lambda: spread(self.base.learning, shape),
-            "sequence_id": lambda: spread(np.arange(shape[0])[:, None], shape),
-            "step_in_sequence": lambda: spread(np.arange(shape[1]), shape),
+            **self._constants(shape),
             "weight": lambda: spread(draw.weight[:, None], shape),
         }
         steps, valid = plan.steps, plan.valid
@@ -72,11 +73,39 @@ class BatchReader:
             self._read(records), Info({**info, "validity_mask": records.valid, **records.info})
         )
 
+    def _constants(self, shape: tuple[int, int]) -> dict[str, Entry]:
+        """What is the same in every batch (B, W): made once, and copied for whoever asks."""
+        made = self._made.get(shape)
+        if made is None:
+            arrays = {
+                "learning_mask": spread(self.base.learning, shape),
+                "sequence_id": spread(np.arange(shape[0])[:, None], shape),
+                "step_in_sequence": spread(np.arange(shape[1]), shape),
+            }
+            made = {name: array.copy for name, array in arrays.items()}
+            self._made = {shape: made}  # batches differ in size at the end of an epoch only
+        return made
+
     def _read(self, records: Records) -> dict[str, torch.Tensor]:
         """The fields of the batch in their order."""
         tensors = records.rows.read(dict.fromkeys(self.fields, records.steps))
         parts = (name + part for name in self.fields for part in ("", *RAGGED_PARTS))
         return {name: tensors[name] for name in parts if name in tensors}
+
+
+@cache
+def warm_up() -> None:
+    """Load the compiled loops, which takes a second, and longer once on a machine."""
+    from expstore.storage.row_kernels import copy_rows, gather_rows
+
+    one = np.zeros(1, np.int64)
+    spans = Spans.laid_out(one, one + 1)
+    Uniform().draw(spans, 1, seed=0)
+    Sequence(length=1).plan(spans, one)
+    gather_rows(np.empty((0, 3), np.int64), one, 0, 1)
+    words = np.zeros((1, 2), np.uint64)
+    words.flags.writeable = False  # as what is mapped
+    copy_rows(words, one[:0], np.empty((0, 2), np.uint64))
 
 
 def plan_in(unit: Unit, store: Store, anchors: NDArray[np.int64]) -> WindowPlan:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from expstore.errors import EvictedError, SchemaError, StateError, StepRangeError
 from expstore.loading.batch import Batch
-from expstore.loading.reader import BatchReader
+from expstore.loading.reader import BatchReader, warm_up
 from expstore.loading.saved import check_priorities, directory_of, has_grown
 from expstore.loading.states import with_arrays, with_tensors
 from expstore.loading.units import Step, Unit, as_count, base_of, check_unit
@@ -110,6 +110,7 @@ class Replay:
         self._fields = None if fields is None else list(fields)
         self._num_threads = num_threads
         self._reader = BatchReader(store, self.unit, self._fields, num_threads)
+        warm_up()
         self._prefetch = as_count("prefetch", prefetch, least=0)
         if starts not in ("all", "full"):
             raise SchemaError(f'starts must be "all" or "full", got {starts!r}')

@@ -42,7 +42,8 @@ class ReadAhead:
 
 def advise(ranges: Iterable[Ranges]) -> None:
     """Have the pages in these ranges of addresses read, all at once."""
-    for first, last in merged_pages(np.concatenate(list(ranges)), mmap.PAGESIZE).tolist():
+    together = np.concatenate([np.empty((0, 2), np.int64), *ranges])
+    for first, last in merged_pages(together, mmap.PAGESIZE).tolist():
         for address in range(first, last, PIECE_BYTES):
             files.advise(address, min(PIECE_BYTES, last - address))
 

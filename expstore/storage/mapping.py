@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import mmap
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from expstore.errors import DamagedError, EvictedError, StorageError
 from expstore.storage import files
+from expstore.storage.forking import freed_after_fork
 from expstore.storage.advice import runs_of
 from expstore.storage.layout import ArrayLayout, fits_pages
 from expstore.storage.parallel import ONE, Threads, parts_of
@@ -51,7 +51,7 @@ class MappedColumn:
         self.root = root
         self.layout = layout
         self._live_start = live_start
-        self._lock = threading.Lock()
+        self._lock = freed_after_fork(self)
         self._in_place = files.can_map_in_place() and fits_pages(layout, mmap.PAGESIZE)
         self._ranges: tuple[_Range, ...] = ()  # newest first; none has a gap
         self._chunks: OrderedDict[int, NDArray[Any]] = OrderedDict()
@@ -64,6 +64,11 @@ class MappedColumn:
         """
         found = self._range(start, stop)
         return None if found is None else found.array
+
+    def address(self, start: int, stop: int) -> int | None:
+        """Where row 0 would lie in memory, if rows `start` to `stop` lie there in a row."""
+        found = self._range(start, stop)
+        return None if found is None else found.base
 
     def _range(self, start: int, stop: int) -> _Range | None:
         for current in self._ranges:
@@ -106,7 +111,6 @@ class MappedColumn:
         return Reading(
             [partial(copy, rows[part], out=out[part]) for part in parts],
             lambda: base + runs_of(rows) * row_bytes,
-            base=base,
         )
 
     def _plan_by_file(self, rows: NDArray[np.int64], out: NDArray[Any]) -> Reading:

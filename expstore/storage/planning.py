@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from expstore.errors import DamagedError
-from expstore.storage.advice import ReadAhead, advise
-from expstore.storage.mapping import SPLIT_BYTES
+from expstore.storage.advice import ReadAhead, advise, runs_of
+from expstore.storage.mapping import SPLIT_BYTES, MappedColumn
 from expstore.storage.parallel import Threads
 from expstore.storage.protocols import Column, PlannedColumn, Reading
 
@@ -34,30 +34,33 @@ class BatchPlan:
         self, column: Column, rows: NDArray[np.int64], out: NDArray[Any], start: int, stop: int
     ) -> None:
         """Also read rows (n,) of a column, all within `start` to `stop`, into `out` (n, *shape)."""
-        if not isinstance(column, PlannedColumn):
-            column.take(rows, out, start, stop)
-            return
-        reading = column.plan(rows, out, start, stop, self._threads.num_threads)
         if (
             self._is_compiled
-            and reading.base is not None
+            and isinstance(column, MappedColumn)
             and out.nbytes < SPLIT_BYTES
+            and (base := column.address(start, stop)) is not None
             and out.flags.c_contiguous
         ):
-            small = self._small.setdefault(id(rows), _Small(rows, start, stop))
-            small.add(reading.base, out)
-            reading = Reading((), reading.ranges)
-        self._readings.append(reading)
+            small = self._small.get(id(rows))
+            if small is None:
+                small = self._small[id(rows)] = _Small(rows, start, stop)
+            small.add(base, out, column.layout.row_bytes)
+        elif hasattr(column, "plan"):
+            planned = cast(PlannedColumn, column)
+            num_threads = self._threads.num_threads
+            self._readings.append(planned.plan(rows, out, start, stop, num_threads))
+        else:
+            column.take(rows, out, start, stop)
 
     def run(self) -> None:
         """Ask for all of it where it may have to come from a device, then copy and decode."""
         before = self._read_ahead.begin()
-        if self._read_ahead.is_on and self._readings:
-            advise(reading.ranges() for reading in self._readings)
+        if self._read_ahead.is_on:
+            small_ranges = [small.ranges() for small in self._small.values()]
+            advise([*small_ranges, *(reading.ranges() for reading in self._readings)])
         for small in self._small.values():
             small.copy()
-        calls = [call for reading in self._readings for call in reading.calls]
-        self._threads.run(calls)
+        self._threads.run([call for reading in self._readings for call in reading.calls])
         for reading in self._readings:
             if reading.finish is not None:
                 reading.finish()
@@ -72,9 +75,13 @@ class _Small:
         self._start, self._stop = start, stop
         self._places: list[tuple[int, int, int]] = []  # address of row 0, of `out`, bytes of a row
 
-    def add(self, base: int, out: NDArray[Any]) -> None:
-        address = out.__array_interface__["data"][0]
-        self._places.append((base, address, out.strides[0] if out.ndim else 0))
+    def add(self, base: int, out: NDArray[Any], row_bytes: int) -> None:
+        self._places.append((base, out.__array_interface__["data"][0], row_bytes))
+
+    def ranges(self) -> NDArray[np.int64]:
+        """See `Reading.ranges`."""
+        runs = runs_of(self._rows)
+        return np.concatenate([base + runs * row_bytes for base, _, row_bytes in self._places])
 
     def copy(self) -> None:
         from expstore.storage.row_kernels import gather_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,6 @@ class Reading:
     calls: Sequence[Callable[[], None]]  # all of it, side by side
     ranges: Callable[[], NDArray[np.int64]]  # (R, 2) addresses that the calls will read
     finish: Callable[[], None] | None = None  # after all calls
-    base: int | None = None  # address of row 0, where all rows lie one after the other in memory
 
 
 class Column(Protocol):
@@ -83,7 +82,6 @@ class Column(Protocol):
         ...
 
 
-@runtime_checkable
 class PlannedColumn(Column, Protocol):
     """A column of files, whose reading can be planned before anything is read."""
 
