@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 # modules of `storage`, lowest first; each may import those of earlier lines only
 STORAGE = (
     ("layout",),
-    ("files", "parallel", "row_kernels", "zstd"),
+    ("files", "forking", "parallel", "row_kernels", "zstd"),
     ("advice", "protocols"),
     ("mapping",),
     ("planning",),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import Any
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from expstore.errors import FieldNotFoundError, SchemaError
 from expstore.schema import Field, Schema, unknown_field
+from expstore.storage.forking import freed_after_fork
 from expstore.storage.protocols import Column
 
 BLOCK_BYTES = 4 << 20  # of a column that are looked at together,
@@ -26,8 +26,13 @@ class Ends:
     def __init__(self, field: Field) -> None:
         self._row_bytes = field.step_bytes
         self._magnitude = 0x7FFF if field.dtype == "bfloat16" else None  # without its sign: -0.0
-        self._lock = threading.Lock()
+        self._lock = freed_after_fork(self)
         self._start = self._stop = 0  # rows that were looked at
+        self._steps = np.empty(0, np.int64)
+
+    def _after_fork(self) -> None:
+        """Another thread may have been in the middle of bringing these up."""
+        self._start = self._stop = 0
         self._steps = np.empty(0, np.int64)
 
     def between(self, column: Column, start: int, stop: int) -> NDArray[np.int64]:

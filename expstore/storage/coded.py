@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from expstore.errors import DamagedError, StorageError
 from expstore.storage import files, zstd
 from expstore.storage.advice import advise
+from expstore.storage.forking import freed_after_fork
 from expstore.storage.layout import MISSING_CHUNK, ZSTD_LEVEL, ArrayLayout
 from expstore.storage.mapping import as_words, is_streamed, missing_file
 from expstore.storage.parallel import ONE, Threads
@@ -204,14 +205,20 @@ class Shard:
                 f"{path} is missing, but the commit counts rows in it; run expstore verify"
             )
         if num_bytes < index_bytes + 4:
-            raise DamagedError(f"{path} is too short for a shard; run expstore verify")
+            raise DamagedError(
+                f"{path} is too short for a shard: it must have {index_bytes + 4} bytes at least, "
+                f"got {num_bytes}; run expstore verify"
+            )
         data = files.map_file(path)
         trailer = data[-index_bytes - 4 :]
         if files.can_advise():  # of a file that is not in memory, no more than this is wanted
             first = trailer.__array_interface__["data"][0]
             advise([np.array([[first, first + len(trailer)]])])
         if files.crc32c(trailer[:-4]) != int.from_bytes(trailer[-4:].tobytes(), "little"):
-            raise DamagedError(f"the index of {path} fails its checksum; run expstore verify")
+            raise DamagedError(
+                f"the index of {path} fails its checksum: it was damaged, or the file was cut "
+                f"short, at {num_bytes} bytes; run expstore verify"
+            )
         index = trailer[:-4].copy().view("<u8").reshape(-1, 2)
         return Shard(path, data, index, valid_rows)
 
@@ -248,7 +255,7 @@ class CodedColumn:
         self.layout = layout
         self._live_start = live_start
         self.num_decoded = 0
-        self._lock = threading.Lock()
+        self._lock = freed_after_fork(self)
         self._of_thread = threading.local()
         self._shards: OrderedDict[int, Shard] = OrderedDict()
 

@@ -316,6 +316,9 @@ class Mapping:
         """Map a whole file at `offset` of the range, over what was there."""
         flags = _MAP_SHARED | _MAP_FIXED
         with explained("map", path), opened(os.open(path, os.O_RDONLY | _GUARDED)) as source:
+            size = os.fstat(source).st_size
+            if size < num_bytes:  # beyond its end there is no memory, but a signal that kills
+                raise OSError(errno.EIO, f"it must have {num_bytes} bytes, got {size}")
             _mmap(self.address + offset, num_bytes, mmap.PROT_READ, flags, source)
 
     def clear(self, offset: int, num_bytes: int) -> None:
@@ -356,6 +359,8 @@ class _Window:
 def map_file(path: Path) -> NDArray[np.uint8]:
     """A file's bytes as a read-only array, mapped on its own."""
     with explained("map", path), opened(os.open(path, os.O_RDONLY | _GUARDED)) as descriptor:
+        if not os.fstat(descriptor).st_size:
+            raise OSError(errno.EIO, "it is empty")
         return np.frombuffer(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ), np.uint8)
 
 

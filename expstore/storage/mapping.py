@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from expstore.errors import DamagedError, EvictedError, StorageError
 from expstore.storage import files
-from expstore.storage.forking import freed_after_fork
 from expstore.storage.advice import runs_of
+from expstore.storage.forking import freed_after_fork
 from expstore.storage.layout import ArrayLayout, fits_pages
 from expstore.storage.parallel import ONE, Threads, parts_of
 from expstore.storage.protocols import Reading

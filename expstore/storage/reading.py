@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from expstore.errors import DamagedError, FieldNotFoundError
+from expstore.errors import DamagedError, FieldNotFoundError, NotAStoreError
 from expstore.ragged import Ragged, Rows, spread
 from expstore.schema import Field, Schema, unknown_field
 from expstore.spans import Spans
@@ -286,7 +286,13 @@ def column_of(root: Path, layout: ArrayLayout) -> Column:
     """A column that shares nothing."""
 
     def live_start() -> int:
-        return read_root(root).commit.dims.get(layout.dimension, (0, 0))[0]
+        try:
+            return read_root(root).commit.dims.get(layout.dimension, (0, 0))[0]
+        except NotAStoreError:
+            raise NotAStoreError(
+                f"{root} was moved or deleted while it was open for reading; open it again where "
+                "it is, or put it back"
+            ) from None
 
     kind = CodedColumn if layout.is_coded else MappedColumn
     return kind(root, layout, live_start)
