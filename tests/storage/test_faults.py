@@ -5,10 +5,14 @@ import hashlib
 import json
 import random
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +24,7 @@ from expstore.storage import files
 from expstore.storage import writer as storage_writer
 from expstore.storage.commits import read_history
 from expstore.storage.verification import verify
-from tests.torture.check import check_store
+from tests.torture.check import check_episode, check_store
 from tests.torture.child import NEVER_S
 from tests.torture.episodes import SMALL, Known, Plan, known_episode
 from tests.torture.faults import (
@@ -38,6 +42,7 @@ PLAN = Plan.of(SMALL)
 IS_THOROUGH = settings.get_current_profile_name() == "thorough"
 NEVER = 1 << 40
 PARTS = 4  # of the operations, so that test processes can share them
+FULL = (errno.ENOSPC, errno.EDQUOT)  # which stay so
 OPENED = 2  # episodes of the store that is opened again
 
 
@@ -179,7 +184,7 @@ class Attempt:
     def run(self, fault_at: int = 0, error: int = 0) -> None:
         """Open, append, commit, append and close; a full disk stays full, other faults pass."""
         fired: list[Operation] = []
-        fault = failing(fault_at or NEVER, error, fired, lasting=error == errno.ENOSPC)
+        fault = failing(fault_at or NEVER, error, fired, lasting=error in FULL)
         with small_chunks(PLAN.chunks), interposed(unsynced(recorded(self.log, fault))):
             try:
                 self.writer = writer_of(self.path)
@@ -267,6 +272,89 @@ def test_an_error_at_any_operation_loses_nothing_that_was_committed(
         go_on(tried)
         check_once(path, tried.aim, seen)
     assert len(faults) > 100
+
+
+KINDS = [
+    ("pwrite", errno.EDQUOT),
+    ("open", errno.EDQUOT),
+    ("ftruncate", errno.EIO),
+    ("fsync", errno.EIO),
+    ("replace", errno.EIO),
+    ("replace", errno.EACCES),
+    ("close", errno.EIO),
+]
+
+
+@pytest.mark.parametrize(("call", "error"), KINDS)
+def test_every_kind_of_call_can_fail(tmp_path: Path, template: Path, call: str, error: int) -> None:
+    """A few calls of each kind in every run, all of them if thorough."""
+    seen: set[bytes] = set()
+    path = tmp_path / "store.exp"
+
+    def attempt(fault_at: int = 0) -> Attempt:
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(template, path)
+        attempted = Attempt(path, fresh=False)
+        attempted.run(fault_at, error)
+        return attempted
+
+    numbers = [operation.number for operation in attempt().log if operation.call == call]
+    tried_numbers = numbers if IS_THOROUGH else random.sample(numbers, min(3, len(numbers)))
+    for fault_at in tried_numbers:
+        tried = attempt(fault_at)
+        assert isinstance(tried.error, StorageError), (tried.fault, tried.error)
+        assert tried.error.errno == error
+        check_once(path, max(0, tried.committed), seen)
+        if call == "fsync" and tried.writer is not None:
+            refuses(tried)
+        go_on(tried)
+        check_once(path, tried.aim, seen)
+    assert len(tried_numbers) > 1
+
+
+def refuses(tried: Attempt) -> None:
+    """A writer whose sync failed says so, and publishes nothing any more."""
+    assert tried.writer is not None
+    with pytest.raises(WriterStateError, match="open a new one"):
+        tried.writer.commit()
+
+
+def test_delays_at_any_operation_show_readers_nothing_but_commits(tmp_path: Path) -> None:
+    """Syncs go on side by side, each call takes a moment, and a reader looks all the time."""
+    path, rng, seen = tmp_path / "store.exp", np.random.default_rng(3), set()
+    errors: list[BaseException] = []
+    is_done = threading.Event()
+
+    def delayed(_: Operation, perform: Callable[[], Any], arguments: tuple[Any, ...]) -> Any:
+        time.sleep(float(rng.random()) * 2e-4)
+        return perform()
+
+    def look() -> None:
+        try:
+            store = expstore.open(path)
+            while not is_done.is_set():
+                store = store.latest()
+                seen.add(store.num_episodes)
+                for number in range(store.num_episodes):
+                    check_episode(store, number, known_episode(SMALL, number), PLAN)
+        except BaseException as error:
+            errors.append(error)
+
+    with ThreadPoolExecutor(4) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "together", lambda calls: [*pool.map(lambda call: call(), calls)])
+        with small_chunks(PLAN.chunks), writer_of(path) as writer:
+            reader = threading.Thread(target=look)
+            reader.start()
+            with interposed(unsynced(delayed)):
+                for count in (1, 3, 4):
+                    append_up_to(writer, count)
+                    writer.commit()
+            is_done.set()
+            reader.join()
+
+    assert not errors, errors
+    assert seen <= {0, 1, 3, 4}
+    check_store(path, SMALL, {4})
 
 
 def check_once(path: Path, num_episodes: int, seen: set[bytes]) -> None:
