@@ -13,7 +13,7 @@ from expstore.loading.tensordicts import to_tensordict
 from expstore.schema import unknown_field
 
 # A tensor, what becomes one, or what makes what becomes one.
-Entry = torch.Tensor | NDArray[Any] | Callable[[], NDArray[Any]]
+Entry = torch.Tensor | NDArray[Any] | Callable[[], NDArray[Any] | torch.Tensor]
 
 
 class Info(Mapping[str, torch.Tensor]):
@@ -42,7 +42,9 @@ class Info(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         entry = self._entries[name]
         if not isinstance(entry, torch.Tensor):
-            entry = self._entries[name] = torch.from_numpy(entry() if callable(entry) else entry)
+            made = entry() if callable(entry) else entry
+            entry = made if isinstance(made, torch.Tensor) else torch.from_numpy(made)
+            self._entries[name] = entry
         return entry
 
     def __getattr__(self, name: str) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -41,12 +41,16 @@ class Gather:
         return Gather(resolve(store.snapshots[0].schema, names), num_threads)
 
     def read(
-        self, store: Store, steps: NDArray[np.int64], names: tuple[str, ...] | None = None
+        self,
+        store: Store,
+        steps: NDArray[np.int64],
+        names: tuple[str, ...] | None = None,
+        memory: Memory | None = None,
     ) -> dict[str, torch.Tensor]:
         """Tensors (*S, *shape) of the given steps S, which the store is known to hold.
 
-        All fields, or those named. A ragged field comes as `<name>/values` (*S, longest, *shape),
-        filled up with zeros, and `<name>/length` (*S).
+        All fields, or those named; into `memory` if that is given. A ragged field comes as
+        `<name>/values` (*S, longest, *shape), filled up with zeros, and `<name>/length` (*S).
         """
         flat = steps.reshape(-1)
         packed = self._layouts.get((len(flat), names))
@@ -54,7 +58,7 @@ class Gather:
             fields = {name: self.fields[name] for name in names or self.fields}
             fixed = {name: f for name, f in fields.items() if not f.ragged}
             packed = self._layouts[len(flat), names] = Packed.of(fixed, len(flat))
-        out = packed.views(self._buffers.empty(packed.num_bytes))
+        out = packed.views((memory or self._buffers).empty(packed.num_bytes))
         store.read_into(flat, out, self.threads)
         for name in self._ragged if names is None else set(self._ragged).intersection(names):
             rows = store.read_ragged(name, flat)
@@ -67,6 +71,14 @@ class Gather:
 
     def __reduce__(self) -> Any:
         return Gather, (self.fields, self.threads.num_threads)
+
+
+class Memory(Protocol):
+    """Where batches are read into."""
+
+    def empty(self, num_bytes: int) -> NDArray[np.uint8]:
+        """An array to fill."""
+        ...
 
 
 @dataclass(frozen=True)

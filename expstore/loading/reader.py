@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from expstore.loading.batch import Batch, Entry, Info
-from expstore.loading.gather import Gather
+from expstore.loading.gather import Gather, Memory
 from expstore.loading.rows import RAGGED_PARTS, Records, StoreRows, readable
 from expstore.loading.units import Step, Unit, base_of, layers_of
 from expstore.sampling.draw import Draw
@@ -48,8 +48,12 @@ class BatchReader:
         else:
             self.gather = Gather(self.fields, num_threads)
 
-    def read(self, store: Store, draw: Draw) -> Batch:
-        """The batch of a draw's anchors, which are positions in `store`."""
+    def read(self, store: Store, draw: Draw, memory: Memory | None = None) -> Batch:
+        """The batch of a draw's anchors, which are positions in `store`.
+
+        Its fields lie in `memory` if that is given, else in memory that is used again when the
+        batch is garbage.
+        """
         spans, anchors = store.spans, draw.anchors
         plan = plan_in(self.base, store, anchors)
         shape = (len(anchors), self.base.window)
@@ -65,8 +69,8 @@ class BatchReader:
             steps, valid = steps[:, 0], valid[:, 0]
             info = {name: partial(first_records, entry) for name, entry in info.items()}
         if not self.layers:
-            return Batch(self.gather.read(store, steps), Info(info))
-        records = Records(StoreRows(self.gather, store, draw), steps, valid, {})
+            return Batch(self.gather.read(store, steps, memory=memory), Info(info))
+        records = Records(StoreRows(self.gather, store, draw, memory), steps, valid, {})
         for layer in self.layers:
             records = layer.apply(records)
         return Batch(

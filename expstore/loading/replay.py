@@ -20,6 +20,7 @@ from expstore.loading.batch import Batch
 from expstore.loading.reader import BatchReader, warm_up
 from expstore.loading.saved import check_priorities, directory_of, has_grown
 from expstore.loading.states import with_arrays, with_tensors
+from expstore.loading.transfer import Lift, Lifted, Slot, device_of, streams_of
 from expstore.loading.units import Step, Unit, as_count, base_of, check_unit
 from expstore.sampling.draw import Draw, Sampler, as_seed
 from expstore.sampling.mixture import Mixture
@@ -30,6 +31,8 @@ from expstore.sampling.uniform import Uniform
 from expstore.spans import Spans
 from expstore.storage.priorities import check_set_name, load_state, save_state
 from expstore.storage.store import Store
+
+Reading = Future[Batch | Lifted]
 
 STATE_VERSION = 1
 SAME = ("version", "batch_size", "unit", "starts")  # what a state and who loads it must agree on
@@ -49,7 +52,7 @@ class Replay:
         sampler: what chooses the anchors, `Uniform()` by default. One sampler serves one Replay.
         fields: names as in `Store.read`, also `next_<field>`; None for all fields.
         device: where the tensors go.
-        prefetch: batches read ahead by a thread.
+        prefetch: batches read ahead by a thread, and copied to the device ahead.
         seed: any integer.
         follow: pick up new commits between draws, at the price of one `stat` each.
         starts: "all" draws every step, "full" only those whose whole window lies within what
@@ -60,10 +63,12 @@ class Replay:
             was next if the store is as it was; else new steps have the largest priority and
             evicted ones are gone.
         priorities_path: a directory for saved priorities, other than the store's own.
+        reuse: a batch lives until the next `sample()`, which overwrites it: for loops that keep
+            nothing of a batch, in one thread. By default a batch is the caller's to keep.
 
     Raises:
         FieldNotFoundError: an unknown field.
-        SchemaError: an argument out of range.
+        SchemaError: an argument out of range, or a device that is not there.
         StateError: the saved priorities are of another store, view, unit, batch size or sampler,
             or the sampler has none.
         DamagedError: the saved priorities are damaged.
@@ -86,7 +91,7 @@ class Replay:
         *,
         unit: Unit | None = None,
         sampler: Sampler | None = None,
-        fields: Iterable[str] | None = None,
+        fields: str | Iterable[str] | None = None,
         device: str | torch.device = "cpu",
         prefetch: int = 0,
         seed: int = 0,
@@ -95,6 +100,7 @@ class Replay:
         num_threads: int | None = None,
         priorities: str | None = None,
         priorities_path: str | os.PathLike[str] | None = None,
+        reuse: bool = False,
     ) -> None:
         check_loader(store, unit)
         check_sampler(sampler)
@@ -106,18 +112,25 @@ class Replay:
             self.sampler.check_union(store.identities())
         self.seed = as_seed(seed)
         self.follow = follow
-        self.device = torch.device(device)
-        self._fields = None if fields is None else list(fields)
+        self.device = device_of(device)
+        self._fields = [fields] if isinstance(fields, str) else fields and list(fields)
         self._num_threads = num_threads
         self._reader = BatchReader(store, self.unit, self._fields, num_threads)
         warm_up()
         self._prefetch = as_count("prefetch", prefetch, least=0)
+        self.reuse = reuse
+        self._slots: list[Slot] = [Slot() for _ in range(self._prefetch + 1)] if reuse else []
+        self._lift: Lift | None = None
+        if (streams := streams_of(self.device)) is not None:
+            # One more where batches are kept: its copies end while the next one is read.
+            num_slots = self._prefetch + (1 if reuse else 2)
+            self._lift = Lift(self.device, streams, num_slots, reuse=reuse)
         if starts not in ("all", "full"):
             raise SchemaError(f'starts must be "all" or "full", got {starts!r}')
         self._starts = starts
         self._population: tuple[Spans, Spans] | None = None  # of the store, and what is drawn from
         self._num_draws = 0
-        self._ahead: deque[tuple[Drawn, Future[Batch] | None]] = deque()  # None: not begun
+        self._ahead: deque[tuple[Drawn, Reading | None]] = deque()  # None: not begun
         self._thread = ThreadPoolExecutor(1, "expstore-replay") if prefetch else None
         self._is_closed = False
         self._lock = threading.Lock()
@@ -295,8 +308,17 @@ class Replay:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        """What it draws, from what, and how."""
+        parts = [
+            f"{self.store!r}, batch_size={self.batch_size}, unit={self.unit!r}",
+            f"sampler={self.sampler!r}, fields={self._fields}, device={str(self.device)!r}",
+            f"prefetch={self._prefetch}, seed={self.seed}",
+        ]
+        return f"Replay({', '.join(parts)})"
+
     def close(self) -> None:
-        """End the thread that reads ahead; the end of a `with` block calls it.
+        """End the threads that read ahead and copy rows; the end of a `with` block calls it.
 
         Nothing can be sampled afterwards; states and priorities can still be saved.
         """
@@ -308,17 +330,24 @@ class Replay:
                         reading.cancel()
         if self._thread is not None:
             self._thread.shutdown(wait=True)
+        self._reader.gather.threads.close()
 
     def _next_batch(self) -> Batch:
         if self._is_closed:
             raise StateError("this Replay was closed; make another one to go on sampling")
         with self._lock:  # draws are made one after the other, whoever asks
+            if self._lift is not None:
+                self._lift.take_back()
             while len(self._ahead) <= self._prefetch:
                 drawn = self._draw()
                 self._ahead.append((drawn, self._submitted(drawn)))
             drawn, reading = self._ahead.popleft()
         try:
-            return self._read(drawn) if reading is None else reading.result()
+            read = self._read(drawn) if reading is None else reading.result()
+            if isinstance(read, Batch):
+                return read
+            assert self._lift is not None
+            return self._lift.hand_out(read)
         except EvictedError:
             raise
         except BaseException:
@@ -350,12 +379,22 @@ class Replay:
             self._population = store.spans, full_starts(store.spans, shape, edges)
         return self._population[1]
 
-    def _submitted(self, drawn: Drawn) -> Future[Batch] | None:
+    def _submitted(self, drawn: Drawn) -> Reading | None:
         return None if self._thread is None else self._thread.submit(self._read, drawn)
 
-    def _read(self, drawn: Drawn) -> Batch:
-        batch = self._reader.read(drawn.store, drawn.draw)
-        return batch if self.device.type == "cpu" else batch.to(self.device)
+    def _read(self, drawn: Drawn) -> Batch | Lifted:
+        if self._lift is not None:
+            slot = self._lift.slot(drawn.draw.number)
+            with slot.host.lock:
+                memory = self._lift.begin(slot)
+                return self._lift.up(self._reader.read(drawn.store, drawn.draw, memory), slot)
+        if not self._slots:
+            batch = self._reader.read(drawn.store, drawn.draw)
+            return batch if self.device.type == "cpu" else batch.to(self.device)
+        slot_of = self._slots[drawn.draw.number % len(self._slots)]
+        with slot_of.lock:
+            slot_of.begin()
+            return self._reader.read(drawn.store, drawn.draw, slot_of)
 
     def _drop_ahead(self) -> None:
         for _, reading in self._ahead:

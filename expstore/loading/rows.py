@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from expstore.episode import END_REASONS
 from expstore.errors import FieldNotFoundError
 from expstore.loading.batch import Entry
-from expstore.loading.gather import Gather, as_tensor
+from expstore.loading.gather import Gather, Memory, as_tensor
 from expstore.sampling.draw import Draw
 from expstore.schema import Field, Schema, unknown_field
 from expstore.spans import Spans
@@ -60,6 +60,7 @@ class StoreRows:
     gather: Gather
     store: Store
     draw: Draw
+    memory: Memory | None = None
 
     def read(self, wanted: Mapping[str, Steps]) -> dict[str, torch.Tensor]:
         """See `Rows.read`; fields at the same steps are read together."""
@@ -68,7 +69,7 @@ class StoreRows:
             together.setdefault(id(steps), []).append(name)
         out: dict[str, torch.Tensor] = {}
         for names in together.values():
-            out.update(self.gather.read(self.store, wanted[names[0]], tuple(names)))
+            out.update(self.gather.read(self.store, wanted[names[0]], tuple(names), self.memory))
         return out
 
 

@@ -40,6 +40,12 @@ class Threads:
         for other in others:
             other.result()
 
+    def close(self) -> None:
+        """End the threads; they are made again if there is more to do."""
+        pool, self._pool = self._pool, None
+        if pool is not None and self._process == os.getpid():
+            pool.shutdown()
+
     def _helpers(self) -> ThreadPoolExecutor:
         if self._pool is None or self._process != os.getpid():  # threads do not survive a fork
             self._pool = ThreadPoolExecutor(self.num_threads - 1, "expstore-read")
