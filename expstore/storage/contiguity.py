@@ -39,7 +39,8 @@ def first_gap(
     if first == stop:
         return None if steps[0] == steps[1] else first
     low, high = _known.get(column, (first, first))
-    since = max(0, high - 1 - first) if low <= first else 0
+    # The last one is looked at again: of an older commit it may end where that says, or not.
+    since = min(max(0, high - 1 - first), stop - 1 - first) if low <= first else 0
     ends = start[since:] + length[since:]
     wrong = np.flatnonzero((length[since:] < 1) | (ends != np.append(start[since + 1 :], steps[1])))
     if start[0] != steps[0]:

@@ -12,6 +12,7 @@ import pytest
 import expstore
 from expstore.errors import DamagedError
 from expstore.storage import mapped, mapping
+from expstore.storage.files import crc32c
 from tests.storage.damage import flip
 from tests.storage.made import assert_same, episode, store, writer
 
@@ -105,6 +106,22 @@ def test_a_damaged_bound_is_an_error_and_not_the_end_of_the_process(
     assert not expstore.verify(path).is_sound
     assert expstore.repair(path).lost == []
     assert_same(expstore.open(path).episode(number), (episode(3), episode(4), episode(5))[number])
+
+
+def test_an_older_commit_that_lies_about_its_steps_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.exp"
+    with writer(path) as out:
+        for number in range(3):
+            out.append(episode(3, number))
+            out.commit()
+    file = path / "__expstore/commits"
+    lines = file.read_bytes().splitlines(keepends=True)
+    changed = lines[-2].rpartition(b" ")[0].replace(b'"step":[0,6]', b'"step":[0,5]')
+    lines[-2] = changed + b" %08x\n" % crc32c(changed)
+    file.write_bytes(b"".join(lines))
+    assert expstore.open(path).num_steps == 9
+    with pytest.raises(DamagedError, match="does not say where episode 1 lies"):
+        expstore.open(path, at=expstore.open(path).commit - 1).read([0])
 
 
 def test_bounds_are_looked_at_once_and_then_the_new_ones(tmp_path: Path, monkeypatch) -> None:
