@@ -6,6 +6,7 @@ and no observation after the last action.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,15 @@ class AlohaFiles:
         for file in self._files:
             if file.name in imported.keys:
                 continue
-            try:
-                with hdf5.open_file(file) as opened, hdf5.reading("it"):
-                    episode = self._episode(file, opened)
-            except SourceError as error:
-                self.account.fail(file.name, str(error))
-                continue
-            yield episode
+            with contextlib.ExitStack() as stack:  # long columns are read after it was given
+                try:
+                    opened = stack.enter_context(hdf5.open_file(file))
+                    with hdf5.reading("it"):
+                        episode = self._episode(file, opened)
+                except SourceError as error:
+                    self.account.fail(file.name, str(error))
+                    continue
+                yield episode
 
     def close(self) -> None:
         pass
@@ -95,13 +98,12 @@ class AlohaFiles:
         )
 
     def _column(self, name: str, dataset: Any) -> Any:
-        values = dataset[()]
         is_ragged = hdf5.is_ragged_bytes(dataset)
-        if not is_ragged and not _are_jpegs(values):
-            if values.dtype.kind not in "biuf":
-                raise SourceError(f"{name} has dtype {values.dtype}, which is no number")
-            return values
-        frames = [row.tobytes() for row in values]
+        if not is_ragged and not _are_jpegs(dataset):
+            if dataset.dtype.kind not in "biuf":
+                raise SourceError(f"{name} has dtype {dataset.dtype}, which is no number")
+            return hdf5.rows_of(dataset)
+        frames = [row.tobytes() for row in dataset[()]]
         if not is_ragged:  # a JPEG file ends with a byte that is not zero
             frames = [frame.rstrip(b"\0") for frame in frames]
         if self._keep_encoded:
@@ -112,10 +114,10 @@ class AlohaFiles:
         return decode_jpegs(frames, name)
 
 
-def _are_jpegs(values: Any) -> bool:
-    if values.dtype != np.uint8 or values.ndim != 2 or values.shape[1] <= len(JPEG_MAGIC):
+def _are_jpegs(rows: Any) -> bool:
+    if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] <= len(JPEG_MAGIC):
         return False
-    return bool((values[:, :3] == np.frombuffer(JPEG_MAGIC, np.uint8)).all()) and len(values) > 0
+    return bool((rows[:, :3] == np.frombuffer(JPEG_MAGIC, np.uint8)).all()) and len(rows) > 0
 
 
 def _files(path: Path) -> Iterator[Path]:

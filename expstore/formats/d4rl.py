@@ -201,7 +201,10 @@ class D4rlFile:
         self, key: int, rows: Rows, readers: Mapping[str, hdf5.RowReader], start: int, stop: int
     ) -> SourceEpisode:
         with hdf5.reading(f"rows {start:,} to {stop:,}"):
-            data = {name: reader.read(start, stop) for name, reader in readers.items()}
+            data = {
+                name: hdf5.stretch_of(reader, start, stop, f"rows {start:,} to {stop:,}")
+                for name, reader in readers.items()
+            }
         for name in data.keys() & set(SCALARS):
             data[name] = self._scalars(name, data[name], rows.datasets[name])
         is_unfinished = stop == rows.stops[-1] and not rows.is_finished

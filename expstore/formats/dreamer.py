@@ -67,7 +67,7 @@ class DreamerEpisodes(KeyedSource):
             data=data,
             end_reason=end,
             metadata=dict(found.metadata),
-            provenance={"format": FORMAT.name, "file": key, **found.provenance},
+            provenance={**found.provenance, "format": FORMAT.name, "file": key},
         )
 
     def _columns(self, rows: dict[str, NDArray[Any]]) -> tuple[dict[str, Any], str | None]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expstore.errors import MissingExtraError, SourceError, how_to_install
+from expstore.formats.lazy_rows import rows_or_lazy
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 # What h5py raises for what is damaged, or is not what its name says.
@@ -164,6 +165,26 @@ def check_sources(dataset: Any, path: Path) -> None:
             )
 
 
+def rows_of(dataset: Any) -> Any:
+    """All rows of a dataset, or a lazy column where they are many bytes."""
+    return stretch_of(RowReader(dataset), 0, len(dataset), dataset.name)
+
+
+def stretch_of(reader: RowReader, start: int, stop: int, what: str) -> Any:
+    """Rows `start` to `stop`, or a lazy column where they are many bytes.
+
+    One number a row is read at once: it is little, and flags and rewards are looked at first.
+    """
+
+    def read(first: int, last: int) -> NDArray[Any]:
+        with reading(what):
+            return reader.read(start + first, start + last)
+
+    if reader.row_size == 1:
+        return read(0, stop - start)
+    return rows_or_lazy(stop - start, reader.row_bytes, read)
+
+
 def plain_value(value: Any) -> Any:
     """An attribute, or a dataset without rows, as JSON has it.
 
@@ -197,7 +218,8 @@ class RowReader:
 
     def __init__(self, dataset: Any, block_bytes: int = BLOCK_BYTES) -> None:
         self._dataset = dataset
-        row_bytes = dataset.dtype.itemsize * math.prod(dataset.shape[1:])
+        self.row_size = math.prod(dataset.shape[1:])
+        self.row_bytes = row_bytes = dataset.dtype.itemsize * self.row_size
         self._chunk = dataset.chunks[0] if dataset.chunks else 1
         rows = max(1, block_bytes // max(row_bytes, 1))
         self._block = max(self._chunk, rows - rows % self._chunk)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expstore.errors import MissingExtraError, SourceError, how_to_install
+from expstore.formats.lazy_rows import LazyRows, rows_or_lazy
 
 MODES = ("L", "LA", "RGB", "RGBA", "CMYK", "I;16")  # whose pixels are the image, not a palette
 
@@ -18,7 +19,7 @@ JPEG_MAGIC = b"\xff\xd8\xff"
 
 def decode_jpegs(
     frames: Sequence[Any] | NDArray[Any], what: str, shape: tuple[int, ...] | None = None
-) -> NDArray[np.uint8]:
+) -> NDArray[np.uint8] | LazyRows:
     """JPEG files as pixels; see `decode_images`."""
     return decode_images(frames, what, shape, formats=("JPEG",))
 
@@ -29,7 +30,7 @@ def decode_images(
     shape: tuple[int, ...] | None = None,
     *,
     formats: tuple[str, ...] = ("JPEG", "PNG"),
-) -> NDArray[Any]:
+) -> NDArray[Any] | LazyRows:
     """Image files, each bytes or an array of bytes, as pixels: (N, height, width[, channels]).
 
     Args:
@@ -39,7 +40,8 @@ def decode_images(
         formats: which may occur, as Pillow calls them.
 
     Returns:
-        uint8, or uint16 for PNG files of 16 bits.
+        uint8, or uint16 for PNG files of 16 bits; a lazy column where that would be too much to
+        hold at once.
 
     Raises:
         MissingExtraError: Pillow is not installed.
@@ -52,26 +54,43 @@ def decode_images(
             f"{what} holds {' or '.join(formats)} images, which need Pillow; "
             f"{how_to_install('images')}"
         ) from error
-    decoded: NDArray[Any] | None = None
-    for number, frame in enumerate(frames):
-        content = frame if isinstance(frame, bytes) else np.asarray(frame).tobytes()
-        try:
-            # A foreign file is not to reach other decoders. The size is in its head.
-            with Image.open(io.BytesIO(content), formats=formats) as image:
-                size = image.size[::-1]
-                wanted = size if shape is None else shape[:2]
-                if image.mode not in MODES:
-                    raise ValueError(f"its pixels are of mode {image.mode}")
-                pixels = np.asarray(image) if size == wanted else None
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise SourceError(f"image {number} of {what} cannot be decoded: {error}") from error
-        shape = shape if shape is not None or pixels is None else pixels.shape
-        if pixels is None or pixels.shape != shape:
-            found = size if pixels is None else pixels.shape
-            raise SourceError(f"image {number} of {what} must have shape {shape}, got {found}")
-        if decoded is None:
-            decoded = np.empty((len(frames), *pixels.shape), pixels.dtype)
-        if pixels.dtype != decoded.dtype:
-            raise SourceError(f"image {number} of {what} must be {decoded.dtype}")
-        decoded[number] = pixels
-    return np.empty((0, *(shape or ())), np.uint8) if decoded is None else decoded
+    if not len(frames):
+        return np.empty((0, *(shape or ())), np.uint8)
+    first = _pixels(Image, frames[0], 0, what, shape, formats)
+
+    def read(start: int, stop: int) -> NDArray[Any]:
+        decoded = np.empty((stop - start, *first.shape), first.dtype)
+        for number in range(start, stop):
+            pixels = _pixels(Image, frames[number], number, what, first.shape, formats)
+            if pixels.dtype != first.dtype:
+                raise SourceError(f"image {number} of {what} must be {first.dtype}")
+            decoded[number - start] = pixels
+        return decoded
+
+    return rows_or_lazy(len(frames), first.nbytes, read)  # type: ignore[no-any-return]
+
+
+def _pixels(
+    image_of: Any,
+    frame: Any,
+    number: int,
+    what: str,
+    shape: tuple[int, ...] | None,
+    formats: tuple[str, ...],
+) -> NDArray[Any]:
+    """One image, of that shape if one is given."""
+    content = frame if isinstance(frame, bytes) else np.asarray(frame).tobytes()
+    try:
+        # A foreign file is not to reach other decoders. The size is in its head.
+        with image_of.open(io.BytesIO(content), formats=formats) as image:
+            size = image.size[::-1]
+            wanted = size if shape is None else shape[:2]
+            if image.mode not in MODES:
+                raise ValueError(f"its pixels are of mode {image.mode}")
+            pixels = np.asarray(image) if size == wanted else None
+    except (OSError, ValueError, SyntaxError, image_of.DecompressionBombError) as error:
+        raise SourceError(f"image {number} of {what} cannot be decoded: {error}") from error
+    if pixels is None or (shape is not None and pixels.shape != shape):
+        found = size if pixels is None else pixels.shape
+        raise SourceError(f"image {number} of {what} must have shape {shape}, got {found}")
+    return pixels

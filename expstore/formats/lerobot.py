@@ -17,6 +17,8 @@ from expstore.errors import SourceError
 from expstore.formats import arrow
 from expstore.formats.images import decode_images
 from expstore.formats.keyed import flags, scalars
+from expstore.formats.lazy_rows import LazyRows
+from expstore.formats.lerobot_images import ImageFiles
 from expstore.formats.lerobot_metadata import INFO, LerobotEpisode, LerobotMetadata
 from expstore.formats.provenance import HashedFiles
 from expstore.formats.source import NOTHING, Account, Format, Imported, SourceEpisode
@@ -43,12 +45,13 @@ class LerobotDataset:
         self.account = Account()
         self._folder, self._keep_encoded = path, keep_encoded
         self._metadata = LerobotMetadata(path, self.account)
-        self._dropped = {n for n in self._metadata.features if {n, field_of(n)} & set(drop)}
+        self._dropped = {n for n in self._metadata.features if _is_among(n, drop)}
         self._cameras = [c for c in self._metadata.cameras if c not in self._dropped]
         for camera in self._cameras:
             load_av(f"{field_of(camera)} of {path}")
-        for name in self._dropped:
-            self.account.left_out[field_of(name)] = "as asked for"
+        for asked in drop:
+            if any(_is_among(name, [asked]) for name in self._dropped):
+                self.account.left_out[asked] = "as asked for"
         self._hashes = HashedFiles(path)
         self._check_files()
 
@@ -135,7 +138,8 @@ class LerobotDataset:
                 f"{table.num_rows} rows that follow one another: it was not written whole"
             )
         with arrow.reading("its rows"):
-            data = self._columns(table)
+            images = ImageFiles(self._folder, listed.index)
+            data = self._columns(table, images)
             frames = self._frame_numbers(table)
             data |= self._tasks(table, listed)
         for camera in self._cameras:
@@ -152,10 +156,10 @@ class LerobotDataset:
                 "dataset": {**self._metadata.dataset, "names": names},
                 "tasks": list(listed.tasks),
             },
-            provenance={"format": FORMAT.name, **self._where(listed)},
+            provenance={"format": FORMAT.name, **self._where(listed), **images.entries},
         )
 
-    def _columns(self, table: Any) -> dict[str, Any]:
+    def _columns(self, table: Any, files: ImageFiles) -> dict[str, Any]:
         data: dict[str, Any] = {}
         for name in table.column_names:
             feature = self._metadata.features.get(name)
@@ -167,7 +171,7 @@ class LerobotDataset:
                 self.account.left_out[name] = "is not among the features of info.json"
                 continue
             if feature["dtype"] == "image":
-                data[field_of(name)] = self._images(field_of(name), table[name])
+                data[field_of(name)] = self._images(name, table[name], files)
             else:
                 shape = feature.get("shape")
                 shape = tuple(shape) if shape and feature["dtype"] != "string" else None
@@ -177,16 +181,21 @@ class LerobotDataset:
                 data[name] = scalars(name, data[name], self.account)
         return data
 
-    def _images(self, name: str, column: Any) -> Any:
+    def _images(self, feature: str, column: Any, files: ImageFiles) -> Any:
         """Of a chunked column, which is not made one: images are what takes memory here."""
-        is_struct = arrow.load_pyarrow().types.is_struct(column.type)
-        files = [chunk.field("bytes") if is_struct else chunk for chunk in column.chunks]
-        if any(chunk.null_count for chunk in files):
-            raise SourceError(f"{name} has images in files of their own, which are not read")
-        encoded = [file.as_buffer() for chunk in files for file in chunk]
+        encoded: list[Any] = []
+        for chunk in column.chunks:
+            is_struct = arrow.load_pyarrow().types.is_struct(chunk.type)
+            inside = chunk.field("bytes") if is_struct else chunk
+            if not inside.null_count:
+                encoded += [file.as_buffer() for file in inside]
+            elif is_struct and inside.null_count == len(inside):
+                encoded += files.read(feature, chunk.field("path").to_pylist())
+            else:
+                raise SourceError(f"{feature} has rows without an image")
         if self._keep_encoded:
-            return [file.to_pybytes() for file in encoded]
-        return decode_images([np.frombuffer(file, np.uint8) for file in encoded], name)
+            return [bytes(file) for file in encoded]
+        return decode_images([np.frombuffer(f, np.uint8) for f in encoded], field_of(feature))
 
     def _tasks(self, table: Any, listed: LerobotEpisode) -> dict[str, list[str]]:
         """The text of each step's task."""
@@ -211,7 +220,7 @@ class LerobotDataset:
 
     def _video(
         self, camera: str, listed: LerobotEpisode, frames: NDArray[np.int64]
-    ) -> NDArray[np.uint8]:
+    ) -> NDArray[np.uint8] | LazyRows:
         info = self._metadata.features[camera]
         fps = float((info.get("info") or {}).get("video.fps") or self._metadata.fps)
         if fps <= 0:
@@ -263,6 +272,12 @@ def field_of(feature: str) -> str:
     if feature == DONE or feature in FLAGS:
         return feature
     return feature.removeprefix("next.").replace(".", "/")
+
+
+def _is_among(feature: str, asked: Collection[str]) -> bool:
+    """Whether a feature, by its own name or as a field, or what it lies under, was asked for."""
+    name = field_of(feature)
+    return any(feature == a or name == a or name.startswith(f"{a}/") for a in asked)
 
 
 def _has_others(file: Any, imported: Collection[int | str]) -> Callable[[Any], bool]:

@@ -100,7 +100,7 @@ def _leaf(name: str, dataset: Any, space: Space, account: Account, keep_encoded:
         return dataset.asstr()[()].tolist()
     shape = box_shape(space)
     if not _is_jpeg(dataset, shape):
-        return dataset[()]
+        return hdf5.rows_of(dataset)
     return jpegs(name, [row.tobytes() for row in dataset[()]], shape, account, keep_encoded)
 
 

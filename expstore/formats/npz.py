@@ -84,7 +84,11 @@ def read_episode(file: Path) -> SourceEpisode:
         data={key: array for key, array in arrays.items() if array.ndim > 0},
         end_reason=end_reason,
         metadata=metadata,
-        provenance={"num_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()},
+        provenance={
+            "format": FORMAT.name,
+            "num_bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        },
     )
 
 

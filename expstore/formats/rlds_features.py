@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from expstore.errors import SourceError
 from expstore.formats.images import decode_images
+from expstore.formats.lazy_rows import LazyRows
 from expstore.formats.tf_example import Values
 
 FLAT, LENGTHS = "ragged_flat_values", "ragged_row_lengths_0"
@@ -156,12 +157,19 @@ def _raw(row: bytes, name: str, feature: Feature, num_bytes: int) -> bytes:
     return row
 
 
-def _images(frames: list[bytes], name: str, feature: Feature) -> NDArray[Any]:
+def _images(frames: list[bytes], name: str, feature: Feature) -> NDArray[Any] | LazyRows:
     if -1 in feature.shape or not feature.shape:
         return decode_images(frames, name)
     is_grey = feature.shape[2:] == (1,)
     shape = feature.shape[:2] if is_grey else feature.shape
-    return decode_images(frames, name, shape).reshape(-1, *feature.shape)
+    decoded = decode_images(frames, name, shape)
+    if not isinstance(decoded, LazyRows):
+        return decoded.reshape(-1, *feature.shape)
+    return LazyRows(
+        len(decoded),
+        decoded.row_bytes,
+        lambda start, stop: decoded.read(start, stop).reshape(-1, *feature.shape),
+    )
 
 
 def _texts(rows: list[bytes], name: str) -> list[str]:

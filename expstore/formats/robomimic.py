@@ -140,7 +140,7 @@ class RobomimicFile:
                     f"{path} has {len(dataset)} rows, but there are {num_steps} actions: it was "
                     "not written whole"
                 )
-            data[name] = dataset[()]
+            data[name] = hdf5.rows_of(dataset)
         reward = data.get("reward")
         if reward is not None and reward.ndim == 2 and reward.shape[1] == 1:
             self.account.shape_changes["reward"] = "(1,) to ()"

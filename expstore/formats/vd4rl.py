@@ -57,7 +57,12 @@ class Vd4rlFile(RingSource):
     def read(self, key: int | str) -> SourceEpisode:
         cut = self._cuts[key]
         with hdf5.reading(f"rows {cut.start:,} to {cut.stop:,}"):
-            rows = {name: r.read(cut.start, cut.stop) for name, r in self._columns.items()}
+            rows = {
+                name: hdf5.stretch_of(
+                    reader, cut.start, cut.stop, f"rows {cut.start:,} to {cut.stop:,}"
+                )
+                for name, reader in self._columns.items()
+            }
         kinds = scalars(STEP_TYPE, rows.pop(STEP_TYPE), Account())
         if kinds[0] != FIRST:
             raise SourceError(f"row {cut.start:,} must be of step_type {FIRST}, got {kinds[0]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expstore.errors import MissingExtraError, SourceError, how_to_install
+from expstore.formats.lazy_rows import LazyRows, rows_or_lazy
 
 
 def load_av(what: str) -> Any:
@@ -30,8 +32,10 @@ def load_av(what: str) -> Any:
 
 def decode_frames(
     path: Path, times_s: NDArray[np.float64], tolerance_s: float, what: str
-) -> NDArray[np.uint8]:
+) -> NDArray[np.uint8] | LazyRows:
     """The frames nearest to the given times: (T, height, width, 3), red first.
+
+    They are a lazy column where they are too many to hold at once.
 
     Args:
         times_s: (T,) ascending.
@@ -45,31 +49,52 @@ def decode_frames(
     av = load_av(what)
     if not path.is_file():
         raise SourceError(f"{what} is missing: there is no {path}")
-    frames: NDArray[np.uint8] | None = None
+    if not len(times_s):
+        return np.empty((0, 0, 0, 3), np.uint8)
+    found = _frames(av, path, times_s, tolerance_s, what)
+    first = next(found)
+    at = 0
+
+    def read(start: int, stop: int) -> NDArray[np.uint8]:
+        nonlocal found, at
+        if start != at:
+            found, at = _frames(av, path, times_s[start:], tolerance_s, what), start
+        frames = np.empty((stop - start, *first.shape), np.uint8)
+        for frame in frames:
+            pixels = first if at == 0 else next(found)
+            if pixels.shape != first.shape:
+                raise SourceError(f"{what} changes its size in {path}")
+            frame[:] = pixels
+            at += 1
+        return frames
+
+    return rows_or_lazy(len(times_s), first.nbytes, read)  # type: ignore[no-any-return]
+
+
+def _frames(
+    av: Any, path: Path, times_s: NDArray[np.float64], tolerance_s: float, what: str
+) -> Iterator[NDArray[np.uint8]]:
+    """The frame nearest to each time, one after the other."""
     at = 0
     try:
         # Only MP4: a playlist under that name could have other files read.
         with av.open(str(path), format="mp4") as container:
             stream = container.streams.video[0]
-            _seek(container, stream, float(times_s[0]) if len(times_s) else 0.0)
+            _seek(container, stream, float(times_s[0]))
             for frame in container.decode(stream):
                 if at == len(times_s):
-                    break
+                    return
                 time = float(frame.pts * stream.time_base) if frame.pts is not None else math.nan
                 if not abs(time - times_s[at]) <= tolerance_s:
                     if time > times_s[at]:
                         break
                     continue
-                pixels = frame.to_ndarray(format="rgb24")
-                if frames is None:
-                    frames = np.empty((len(times_s), *pixels.shape), np.uint8)
-                frames[at] = pixels
+                yield frame.to_ndarray(format="rgb24")
                 at += 1
     except (av.error.FFmpegError, OSError, ValueError, IndexError, TypeError) as error:
         raise SourceError(f"{what} cannot be decoded from {path}: {error}") from error
     if at < len(times_s):
         raise SourceError(f"{what} has no frame at {times_s[at]:.3f} s in {path}")
-    return np.empty((0, 0, 0, 3), np.uint8) if frames is None else frames
 
 
 def _seek(container: Any, stream: Any, time_s: float) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
+
 from expstore.errors import SchemaError
 from expstore.formats.lazy_rows import LazyRows
 from expstore.schema import is_observation
@@ -43,9 +45,10 @@ def append_in_pieces(
         SchemaError: a piece does not fit; nothing was appended.
     """
     num_steps = _num_steps(flat)
-    with reading():  # the first row tells how large the others will be
-        piece = _rows(flat, 0, 1)
-    step_bytes = sum(map(_num_bytes, piece.values()))
+    first = min(num_steps, max(map(_rows_to_tell, flat.values())))
+    with reading():  # the first rows tell how large the others will be
+        piece = _rows(flat, 0, first)
+    step_bytes = sum(map(_num_bytes, piece.values())) // first
     size = max(1, PIECE_BYTES // max(step_bytes, 1))
     num_bytes, at = 0, 0
     with writer.episode(end_reason=end_reason, **metadata) as episode:
@@ -63,8 +66,9 @@ def append_in_pieces(
         if last:
             with reading():
                 piece = _rows(last, num_steps, num_steps + 1)
-            num_bytes += sum(map(_num_bytes, piece.values()))
-            episode.add({name: rows[0] for name, rows in piece.items()})
+            end = {name: rows[0] for name, rows in piece.items()}
+            num_bytes += sum(map(_row_bytes, end.values()))
+            episode.add(end)
     return num_bytes, bool(last) or any(
         is_observation(n.removeprefix(NEXT)) for n in flat if n.startswith(NEXT)
     )
@@ -92,13 +96,21 @@ def _rows(flat: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
     }
 
 
+def _rows_to_tell(column: Any) -> int:
+    """How many rows there must be to see whether their lengths differ: 1, where they do not."""
+    if not isinstance(column, list) or not isinstance(column[0], np.ndarray):
+        return 1
+    lengths = [len(row) for row in column]
+    return 1 + next((i for i, length in enumerate(lengths) if length != lengths[0]), 0)
+
+
 def _num_bytes(rows: Any) -> int:
     """As an array; of rows that differ in length, with 8 bytes each for the length."""
     found = getattr(rows, "nbytes", None)
-    return int(found) if found is not None else sum(map(_row_bytes, rows))
+    return int(found) if found is not None else sum(map(_row_bytes, rows)) + 8 * len(rows)
 
 
 def _row_bytes(row: Any) -> int:
     if isinstance(row, str):
         row = row.encode()
-    return int(getattr(row, "nbytes", 0) or len(row)) + 8
+    return int(row.nbytes) if hasattr(row, "nbytes") else len(row)

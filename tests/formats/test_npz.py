@@ -59,6 +59,7 @@ def test_an_episode_says_of_which_bytes_it_is(tmp_path: Path) -> None:
 
     content = (tmp_path / "a.npz").read_bytes()
     assert episode.provenance == {
+        "format": "npz",
         "num_bytes": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
     }
