@@ -55,6 +55,31 @@ def seconds(action: Callable[[], Any], rounds: int = 5) -> dict[str, float]:
     return {name: round(statistics.median(t), 4) for name, t in (("wall", taken), ("cpu", worked))}
 
 
+class Clock:
+    """Times of what is done again and again, by the wall and by this process's own work."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[float, float]] = []
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter(), time.process_time()
+
+    def __exit__(self, *error: object) -> None:
+        now = time.perf_counter(), time.process_time()
+        self._taken.append((now[0] - self._start[0], now[1] - self._start[1]))
+
+    def ends(self) -> dict[str, float]:
+        """Medians of the first and the last tenth, in milliseconds, and the ratio of both."""
+        part = max(5, len(self._taken) // 10)
+        found = {}
+        for name, times in zip(("wall", "cpu"), zip(*self._taken, strict=True), strict=True):
+            early, late = statistics.median(times[5 : 5 + part]), statistics.median(times[-part:])
+            found[f"{name}_ms_at_start"] = round(early * 1e3, 3)
+            found[f"{name}_ms_at_end"] = round(late * 1e3, 3)
+            found[f"{name}_ratio"] = round(late / early, 3)
+        return found
+
+
 def tiny_episodes(home: Path, scale: float) -> dict[str, Any]:
     """A million episodes of five steps: does the millionth cost more than the first?"""
     path, count = home / "tiny.exp", int(1_000_000 * scale)
@@ -90,19 +115,13 @@ def tiny_episodes(home: Path, scale: float) -> dict[str, Any]:
 def reopenings(home: Path, scale: float) -> dict[str, Any]:
     """A thousand writers, one after the other, each with one commit."""
     path, count = home / "reopened.exp", int(1000 * scale)
-    taken = []
+    clock = Clock()
     for number in range(count):
-        start = time.perf_counter()
-        with expstore.Writer(path, durable=False) as writer:
+        with clock, expstore.Writer(path, durable=False) as writer:
             writer.append(episode(number))
-        taken.append(time.perf_counter() - start)
-    part = max(5, count // 10)
-    early, late = statistics.median(taken[5 : 5 + part]), statistics.median(taken[-part:])
     return {
         "commits": count,
-        "reopen_ms_at_start": round(early * 1e3, 2),
-        "reopen_ms_at_end": round(late * 1e3, 2),
-        "ratio": round(late / early, 3),
+        "reopen": clock.ends(),
         "open_s": seconds(lambda: expstore.open(path)),
         "files": count_files(path),
         "history_bytes": (path / "__expstore/commits").stat().st_size,
@@ -112,29 +131,19 @@ def reopenings(home: Path, scale: float) -> dict[str, Any]:
 def commits(home: Path, scale: float) -> dict[str, Any]:
     """A thousand commits of one writer, which a reader follows."""
     path, count = home / "commits.exp", int(1000 * scale)
-    taken, followed = [], []
+    taken, followed = Clock(), Clock()
     with expstore.Writer(path, commit_interval_s=NEVER_S) as writer:
         writer.append(episode(0))
         writer.commit()
         store = expstore.open(path)
         for number in range(1, count):
-            start = time.perf_counter()
-            writer.append(episode(number))
-            writer.commit()
-            taken.append(time.perf_counter() - start)
-            start = time.perf_counter()
-            store = store.latest()
-            len(store)
-            followed.append(time.perf_counter() - start)
-    part = max(5, count // 10)
-    pairs = {"commit": taken, "latest": followed}
-    found: dict[str, Any] = {"commits": count}
-    for name, times in pairs.items():
-        early, late = statistics.median(times[5 : 5 + part]), statistics.median(times[-part:])
-        found[f"{name}_ms_at_start"] = round(early * 1e3, 3)
-        found[f"{name}_ms_at_end"] = round(late * 1e3, 3)
-        found[f"{name}_ratio"] = round(late / early, 3)
-    return found
+            with taken:
+                writer.append(episode(number))
+                writer.commit()
+            with followed:
+                store = store.latest()
+                len(store)
+    return {"commits": count, "commit": taken.ends(), "latest": followed.ends()}
 
 
 def union(home: Path, scale: float) -> dict[str, Any]:
