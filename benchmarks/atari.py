@@ -16,7 +16,7 @@ from benchmarks.run import Run
 from benchmarks.windows import EXPSTORE, TORCHRL, Size, about, named, sampled, torchrl
 
 SIZES = {
-    "full": Size(24_000, 1000, 64, 50, rounds=15, calls=3),
+    "full": Size(24_000, 1000, 64, 50, rounds=9, calls=3),
     "quick": Size(8_000, 1000, 64, 50, rounds=5, calls=2),
     "tiny": Size(400, 100, 4, 20, rounds=2, calls=1),
 }

@@ -20,7 +20,7 @@ from benchmarks.windows import H5PY, SLICES, TORCHRL, Size
 
 REAL_STEPS = 12_000  # of Atari; repeated to the size that is asked for
 SIZES = {
-    "full": Size(72_000, 1000, 64, 50, rounds=12, calls=1),
+    "full": Size(48_000, 1000, 64, 50, rounds=7, calls=1),
     "quick": Size(12_000, 1000, 64, 50, rounds=4, calls=1),
     "tiny": Size(400, 100, 4, 20, rounds=2, calls=1),
 }

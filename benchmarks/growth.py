@@ -37,7 +37,7 @@ class Size:
 
 
 SIZES = {
-    "full": Size((100_000, 1_000_000, 10_000_000), 100_000_000, rounds=30, calls=20),
+    "full": Size((100_000, 1_000_000, 10_000_000), 100_000_000, rounds=15, calls=20),
     "quick": Size((100_000, 500_000), 2_000_000, rounds=7, calls=10),
     "tiny": Size((2_000,), 4_000, rounds=2, calls=1),
 }

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-TURN_S = 0.3  # a slow contestant makes fewer calls, at least one
+TURN_S = 0.1  # a slow contestant makes fewer calls, at least one
 
 
 def timed_in_turns(

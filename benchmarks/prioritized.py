@@ -33,7 +33,7 @@ class Size:
 
 
 SIZES = {
-    "full": Size(1_000_000, 1000, 64, 50, 256, rounds=30, calls=20),
+    "full": Size(1_000_000, 1000, 64, 50, 256, rounds=15, calls=20),
     "quick": Size(50_000, 1000, 64, 50, 256, rounds=7, calls=10),
     "tiny": Size(2_000, 100, 4, 10, 16, rounds=2, calls=1),
 }

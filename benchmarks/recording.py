@@ -36,7 +36,7 @@ class Size:
 
 
 SIZES = {
-    "full": Size(20, 1000, 1000, rounds=10),
+    "full": Size(10, 1000, 500, rounds=7),
     "quick": Size(5, 1000, 200, rounds=4),
     "tiny": Size(2, 20, 5, rounds=1),
 }

@@ -31,7 +31,7 @@ class Size:
 
 
 SIZES = {
-    "full": Size(1_000_000, 1000, 256, rounds=40, calls=50),
+    "full": Size(1_000_000, 1000, 256, rounds=20, calls=50),
     "quick": Size(50_000, 1000, 256, rounds=7, calls=20),
     "tiny": Size(2_000, 100, 16, rounds=2, calls=1),
 }

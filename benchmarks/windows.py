@@ -34,12 +34,12 @@ class Size:
 
 
 VECTORS = {
-    "full": Size(200_000, 1000, 64, 50, rounds=40, calls=20),
+    "full": Size(200_000, 1000, 64, 50, rounds=15, calls=20),
     "quick": Size(50_000, 1000, 64, 50, rounds=7, calls=10),
     "tiny": Size(2_000, 100, 4, 20, rounds=2, calls=1),
 }
 FRAMES = {
-    "full": Size(24_000, 1000, 64, 50, rounds=25, calls=3),
+    "full": Size(24_000, 1000, 64, 50, rounds=9, calls=3),
     "quick": Size(6_000, 1000, 64, 50, rounds=7, calls=2),
     "tiny": Size(300, 100, 4, 20, rounds=2, calls=1),
 }

@@ -15,7 +15,7 @@ from benchmarks.experience import Columns, Experience
 LARGE_ROW_BYTES = 1024  # rows from this size on are copied window by window
 EVERY_ROW, NO_ROW = 0, 1 << 62
 PLANS = 64  # batches that are taken in turns
-CHUNK_STEPS = 64  # of the Zarr arrays: about one window
+CHUNK_STEPS, CHUNK_BYTES = 64, 65_536  # of the Zarr arrays, at least: a window; few files
 
 
 class Plain:
@@ -125,7 +125,8 @@ def zarr_copies(experience: Experience, path: Path, num_threads: int) -> Mapping
     zarr.config.set({"threading.max_workers": num_threads, "async.concurrency": num_threads})
     arrays = {}
     for name, rows in experience.columns.items():
-        chunks = (min(CHUNK_STEPS, len(rows)), *rows.shape[1:])
+        steps = max(CHUNK_STEPS, CHUNK_BYTES // rows[0].nbytes)
+        chunks = (min(steps, len(rows)), *rows.shape[1:])
         arrays[name] = zarr.create_array(
             path / name, shape=rows.shape, chunks=chunks, dtype=rows.dtype, compressors=None
         )
