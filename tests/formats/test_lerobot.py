@@ -26,7 +26,7 @@ from tests.formats.lerobot_fixtures import (
     write_video,
 )
 
-pytest.importorskip("pyarrow")
+pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 LENGTHS = (4, 3, 5)
@@ -134,6 +134,54 @@ def test_images_are_decoded_or_kept(tmp_path: Path) -> None:
     assert store.episode(0)["observation"]["images"]["top"].tobytes() == pixels.tobytes()
     kept = expstore.open(tmp_path / "kept.exp").episode(0)["observation"]["images"]["top"]
     assert [row.tobytes() for row in kept] == files
+
+
+def in_files(folder: Path, paths: str) -> tuple[Path, list[bytes]]:
+    """One episode whose images lie beside the table, which has their paths."""
+    rng = np.random.default_rng(0)
+    files = [png(rng.integers(0, 256, (6, 8, 3)).astype(np.uint8)) for _ in range(4)]
+    given = episodes((4,))
+    path = write_v3(folder, given, FEATURES | {CAMERA: IMAGE})
+    (data,) = path.glob("data/*/*.parquet")
+    table = pq.read_table(data)
+    place = f"images/{CAMERA}/episode_000000"
+    (path / place).mkdir(parents=True)
+    column = []
+    for number, content in enumerate(files):
+        name = f"frame_{number:06d}.png"
+        (path / place / name).write_bytes(content)
+        column.append({"bytes": None, "path": paths.format(place=place, name=name)})
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    pq.write_table(table.append_column(CAMERA, pa.array(column, kind)), data)
+    return path, files
+
+
+@pytest.mark.parametrize("paths", ["{name}", "{place}/{name}"])
+def test_images_in_files_of_their_own_are_found(tmp_path: Path, paths: str) -> None:
+    pytest.importorskip("PIL")
+    path, files = in_files(tmp_path / "pick", paths)
+
+    store, report = ingest(path, keep_encoded=True)
+
+    assert report.failures == ()
+    kept = store.episode(0)["observation"]["images"]["top"]
+    assert [row.tobytes() for row in kept] == files
+    found = store.episodes[0]["source"]["images"][CAMERA]
+    assert found["num_bytes"] == sum(map(len, files)) and len(found["sha256"]) == 64
+
+
+@pytest.mark.parametrize("paths", ["/etc/{name}", "../{name}", "images/none/{name}"])
+def test_an_image_that_is_missing_or_elsewhere_loses_its_episode(
+    tmp_path: Path, paths: str
+) -> None:
+    pytest.importorskip("PIL")
+    path, _ = in_files(tmp_path / "pick", paths)
+
+    _, report = ingest(path)
+
+    assert [failure.key for failure in report.failures] == ["episode 0"]
+    text = "cannot be read: images/none" if "none" in paths else "leads out of the data set"
+    assert text in report.failures[0].reason
 
 
 def with_video(folder: Path, version: str) -> tuple[Path, Any]:
