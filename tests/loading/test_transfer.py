@@ -65,12 +65,20 @@ class LateStreams:
                 first.has_happened = True
 
     def wait(self, event: Event) -> None:
-        self.settle(event)
         while self.copied:  # what was copied up to here is the caller's
             first, memory = self.copied.pop(0)
             self.handed_out[memory] = None
             if first is event:
                 return
+
+    def compute(self, work: Any) -> None:
+        """What the caller has its device do, after all that it was told before."""
+        with self.lock:
+            self.waiting.append((Event("compute"), work))
+
+    def finish(self) -> None:
+        while self.waiting:
+            self.settle(self.waiting[-1][0])
 
     def mark(self) -> Event:
         event = Event("release")
@@ -100,21 +108,24 @@ def test_no_slot_is_written_before_its_event(store, monkeypatch, prefetch, reuse
     wanted = expected(store, 12, unit=unit)
     streams = LateStreams()
     monkeypatch.setattr(replay_module, "streams_of", lambda device: streams)
+    seen: list[dict[str, Any]] = []
     kept = []
     with expstore.Replay(
         store, 5, unit=unit, fields=FIELDS, seed=3, prefetch=prefetch, reuse=reuse
     ) as replay:
-        for fields in wanted:
+        for _ in wanted:
             batch = replay.sample()
-            assert list(batch.fields) == list(fields)
-            for name, tensor in fields.items():
-                assert torch.equal(batch.fields[name], tensor), name
-            assert batch.info.index.shape == batch.info.validity_mask.shape
+            fields = dict(batch.fields)
+            streams.compute(lambda f=fields: seen.append({n: t.clone() for n, t in f.items()}))
             kept.append(batch)
-    if not reuse:  # each batch is still what it was
-        for batch, fields in zip(kept, wanted, strict=True):
-            assert all(torch.equal(batch.fields[n], t) for n, t in fields.items())
-        assert len(streams.kept) >= len(wanted)
+    streams.finish()
+    for batch, got, fields in zip(kept, seen, wanted, strict=True):
+        assert list(got) == list(fields)
+        assert batch.info.index.shape == batch.info.validity_mask.shape
+        for name, tensor in fields.items():
+            assert torch.equal(got[name], tensor), name
+            assert reuse or torch.equal(batch.fields[name], tensor), name
+    assert reuse or len(streams.kept) >= len(wanted)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
