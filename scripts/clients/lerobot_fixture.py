@@ -3,8 +3,10 @@
 LeRobot pins a torch that is not ours, so this runs by hand, and the files are checked in. Version
 0.3.3 writes data sets of version 2.1, and 0.4.4 those of 3.0:
 
-    python -m venv /tmp/lerobot && /tmp/lerobot/bin/pip install lerobot==0.4.4
+    python -m venv /tmp/lerobot && /tmp/lerobot/bin/pip install lerobot==0.4.4 "numpy<2.3"
     /tmp/lerobot/bin/python scripts/clients/lerobot_fixture.py
+
+Its OpenCV asks for numpy below 2.3, which is older than ours.
 """
 
 from __future__ import annotations
