@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from expstore.errors import SchemaError
 from expstore.storage import writer
 from tests.torture.episodes import Known, Plan, known_episode
 from tests.torture.faults import interposed, killed, small_chunks
+from tests.torture.saved import save
 
 NEVER_S = 1e9
 
@@ -65,7 +67,11 @@ class Program:
 
     def __init__(self, task: Task, journal: Journal) -> None:
         self.task, self.journal = task, journal
-        plan = Plan.of(task.seed)
+        self._rng = np.random.default_rng(list(task.journal.encode()[-9:]))
+        self._open()
+
+    def _open(self) -> None:
+        task, plan = self.task, Plan.of(self.task.seed)
         self.writer = expstore.Writer(
             task.path,
             schema=schema_of(plan) if task.with_schema else None,
@@ -77,7 +83,7 @@ class Program:
             capacity_bytes=task.capacity_bytes,
         )
         found = self.writer.recovery
-        journal.say("opened", self.writer.num_episodes, found.lost_episodes, found.lost_steps)
+        self.journal.say("opened", self.writer.num_episodes, found.lost_episodes, found.lost_steps)
 
     def run(self) -> None:
         moves: dict[str, Callable[[], None]] = {
@@ -88,14 +94,15 @@ class Program:
             "refuse": self.refuse,
             "commit": self.commit,
             "discard": self.discard,
+            "delete": self.delete,
+            "save": self.save,
+            "repair": self.repair,
         }
         for move, times in self.task.moves:
             for _ in range(times):
                 moves[move]()
         if self.task.leave == "close":
-            self.journal.say("committing", self.writer.num_episodes)
-            self.writer.close()
-            self.journal.say("committed", self.writer.num_episodes)
+            self._close()
 
     @property
     def next_episode(self) -> Known:
@@ -160,6 +167,36 @@ class Program:
     def discard(self) -> None:
         self.writer.discard()
         self.journal.say("discarded", self.writer.num_episodes)
+
+    def delete(self) -> None:
+        """Delete an episode, which nobody may do while a writer is open."""
+        self._close()
+        live = expstore.open(self.task.path).episode_numbers
+        if len(live) > 1:
+            number = int(self._rng.choice(live))
+            self.journal.say("deleting", number)
+            expstore.delete(self.task.path, [number], durable=self.task.durable)
+            self.journal.say("deleted", number)
+        self._open()
+
+    def repair(self) -> None:
+        """There is nothing to repair after a writer was closed."""
+        self._close()
+        found = expstore.repair(self.task.path)
+        assert found.was_sound, found.problems
+        self._open()
+
+    def save(self) -> None:
+        """Save priorities, which needs no writer."""
+        number = int(self._rng.integers(1 << 30))
+        self.journal.say("saving", number)
+        save(Path(self.task.path), number)
+        self.journal.say("saved", number)
+
+    def _close(self) -> None:
+        self.journal.say("committing", self.writer.num_episodes)
+        self.writer.close()
+        self.journal.say("committed", self.writer.num_episodes)
 
     def _appending(self, episode: Known) -> None:
         self.journal.say("appending", episode.number, len(episode))

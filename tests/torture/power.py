@@ -16,20 +16,18 @@ from pytest import MonkeyPatch
 import expstore
 from expstore.errors import NotAStoreError
 from expstore.storage import files, writer
-from expstore.storage.commits import read_history, read_root
-from expstore.storage.layout import PRIORITIES
-from expstore.storage.priorities import load_state, save_state
+from expstore.storage.commits import read_history
 from tests.torture.check import check_episode
 from tests.torture.child import NEVER_S
 from tests.torture.disk import Disk, Done, fates, watched
 from tests.torture.episodes import LENGTHS, Plan, known_episode
 from tests.torture.faults import interposed, small_chunks
+from tests.torture.saved import save, saved_number
 
 MOVES = ("append", "stream", "commit", "discard", "drop", "reopen", "delete", "save")
 SHARES = (0.35, 0.15, 0.2, 0.05, 0.05, 0.08, 0.06, 0.06)
 MOST_ROWS = 256  # of a chunk: larger files take long to write
 NUM_MOVES = 12  # of a session
-SAVED_ROWS = 3000
 GO_ON_EVERY = 10  # cuts: then the next writer opens what is left, and appends
 
 
@@ -77,7 +75,7 @@ class Session:
         self.seed, self.plan, self._rng = seed, Plan.of(seed), rng
         self.log: list[Done] = []
         self.states = Account(State.of(self.path))
-        self.saved = Account(saved_state(self.path))
+        self.saved = Account(saved_number(self.path))
         self.counts: Counter[str] = Counter()
         self._writer: expstore.Writer | None = None
 
@@ -153,23 +151,9 @@ class Session:
 
     def save(self) -> None:
         number = int(self._rng.integers(1 << 30))
-        ids = (read_root(self.path).store_id,)
         begun = len(self.log)
-        save_state(self.path / PRIORITIES / "run", numbered_state(number), ids)
+        save(self.path, number)
         self.saved.changes.append((begun, len(self.log), number))
-
-
-def numbered_state(number: int) -> dict[str, Any]:
-    return {"number": number, "raw": np.random.default_rng(number).random(SAVED_ROWS)}
-
-
-def saved_state(path: Path) -> int | None:
-    """The number of the saved state, all of which must be as it was."""
-    state = load_state(path / PRIORITIES / "run")
-    if state is None:
-        return None
-    np.testing.assert_array_equal(state["raw"], numbered_state(state["number"])["raw"])
-    return int(state["number"])
 
 
 def check_left(path: Path, session: Session, num_done: int, rng: np.random.Generator) -> State:
@@ -183,7 +167,7 @@ def check_left(path: Path, session: Session, num_done: int, rng: np.random.Gener
     if state is not None:
         known = {entry["number"] for entry in read_history(path)}
         assert known >= set(range(state.commit + 1)), f"a history of {known}"
-    saved, allowed = saved_state(path), session.saved.allowed(num_done)
+    saved, allowed = saved_number(path), session.saved.allowed(num_done)
     assert saved in allowed, f"priorities {saved}, allowed: {allowed}"
     return check_whole(path, session, rng, {"metadata file"})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,15 @@ from tests.torture.child import NEVER_S, Task
 from tests.torture.episodes import Plan
 from tests.torture.eviction import Limits, check_eviction
 from tests.torture.nursery import Nursery, journal_of
+from tests.torture.readers import Readers
+from tests.torture.saved import saved_number
 
 MOST_STEPS = 3000  # then a store has had its rounds: checking it takes too long
 MOVES = ("append", "stream", "drop", "fail", "refuse", "commit", "discard")
 SHARES = (0.5, 0.15, 0.05, 0.04, 0.04, 0.18, 0.04)
+# Of stores without a capacity, whose oldest episode nobody but these moves takes away.
+MORE_MOVES = (*MOVES, "delete", "save", "repair")
+MORE_SHARES = (0.45, 0.13, 0.04, 0.03, 0.03, 0.14, 0.04, 0.06, 0.06, 0.02)
 
 
 @dataclass
@@ -37,6 +43,9 @@ class Tally:
     checks_that_found_lagging_arrays: int = 0
     stores_that_evicted: int = 0
     episodes_evicted: int = 0
+    episodes_deleted: int = 0
+    priorities_saved: int = 0
+    reads_meanwhile: int = 0  # of whole episodes, by readers that were alive all the time
     files_evicted: int = 0
     kills_before_the_store_existed: int = 0
     kills_before_the_schema_was_committed: int = 0
@@ -53,6 +62,9 @@ class State:
 
     committed: int = 0  # episodes, for sure
     perhaps: set[int] = field(default_factory=set)  # numbers of episodes that may be, besides
+    deleted: set[int] = field(default_factory=set)  # episodes, for sure
+    perhaps_deleted: set[int] = field(default_factory=set)
+    saved: set[int | None] = field(default_factory=lambda: {None})  # numbers of saved priorities
     lost: tuple[int, int] | None = None  # fewest and most episodes that the next writer finds lost
 
     @property
@@ -67,7 +79,8 @@ class State:
                 case "opened", [episodes, lost_episodes, _]:
                     assert episodes == self.committed, (episodes, self)
                     self._check_lost(lost_episodes)
-                    opened = True
+                    self.lost = None if not opened else (0, 0)
+                    appended, appending, opened = episodes, episodes, True
                 case "appending", [number, _]:
                     appending = number + 1
                     if commits_in_append:
@@ -82,6 +95,15 @@ class State:
                     assert count in self.allowed, (count, self)
                     self.committed, self.perhaps = count, set()
                     appended = appending = count
+                case "deleting", [number]:
+                    self.perhaps_deleted.add(number)
+                    self.lost = 0, 0  # before it, the writer was closed
+                case "deleted", [number]:
+                    self.deleted.add(number)
+                case "saving", [number]:
+                    self.saved.add(number)
+                case "saved", [number]:
+                    self.saved = {number}
                 case _:
                     raise AssertionError((what, said))
         self._appended = (appended, appending) if opened else None
@@ -90,8 +112,11 @@ class State:
         if self.lost is not None:
             assert self.lost[0] <= lost <= self.lost[1], (lost, self)
 
-    def found(self, num_episodes: int) -> None:
+    def found(self, num_episodes: int, deleted: Collection[int], saved: int | None) -> None:
         """After the check: what is there now is what is committed."""
+        assert self.deleted <= set(deleted) <= self.deleted | self.perhaps_deleted, (deleted, self)
+        assert saved in self.saved, (saved, self)
+        self.deleted, self.perhaps_deleted, self.saved = set(deleted), set(), {saved}
         self.committed, self.perhaps = num_episodes, set()
         self.lost = None
         if self._appended is not None:
@@ -119,11 +144,13 @@ class History:
         task = random_task(self.path, self._journals, self.seed, self._round, self._limits)
         self._round += 1
         status = nursery.run(task)
+        journal = journal_of(task)
+        self.tally.priorities_saved += sum(what == "saved" for what, *_ in journal)
         before, commits_in_append = self._found, task.commit_interval_s < NEVER_S
-        self.state.hear(journal_of(task), commits_in_append=commits_in_append)
+        self.state.hear(journal, commits_in_append=commits_in_append)
         found = check_store(self.path, self.seed, self.state.allowed, sample=self._sample)
         assert found.commit >= before.commit, (found, before)
-        self.state.found(found.num_episodes)
+        self.state.found(found.num_episodes, found.deleted, saved_number(self.path))
         if found.commit >= 0:
             is_closed = not status and task.leave == "close"
             limits = Limits(task.capacity_steps, task.capacity_bytes)
@@ -151,6 +178,7 @@ class History:
         tally.episodes_lost += (self.state.lost or (0, 0))[0]
         tally.checks_that_found_lagging_arrays += found.num_lagging > 0
         tally.stores_that_evicted += found.first_episode > 0 == before.first_episode
+        tally.episodes_deleted += len(found.deleted) - len(before.deleted)
         tally.episodes_evicted += found.first_episode - before.first_episode
 
     @property
@@ -170,7 +198,9 @@ def random_task(path: Path, journals: Path, seed: int, number: int, usual: Limit
         usual: limits of the store's writers; one in ten has others.
     """
     rng = np.random.default_rng([seed, number, 1])
-    moves = [str(move) for move in rng.choice(MOVES, int(rng.integers(1, 80)), p=SHARES)]
+    has_more = usual == Limits()
+    names, shares = (MORE_MOVES, MORE_SHARES) if has_more else (MOVES, SHARES)
+    moves = [str(move) for move in rng.choice(names, int(rng.integers(1, 80)), p=shares)]
     interval_s = float(rng.choice([0.0, 0.002, 0.02, NEVER_S, NEVER_S]))
     kill_at, kill_after_s = 0, 0.0
     ends = ["operation", "early operation", "moment", "none"]
@@ -181,7 +211,7 @@ def random_task(path: Path, journals: Path, seed: int, number: int, usual: Limit
             kill_at = int(np.exp(rng.uniform(0, np.log(300))))
         case "moment":
             kill_after_s = float(rng.uniform(0.001, 0.5))
-    limits = usual if rng.random() < 0.9 else Limits.random(rng, Plan.of(seed))
+    limits = usual if has_more or rng.random() < 0.9 else Limits.random(rng, Plan.of(seed))
     return Task(
         path=str(path),
         journal=str(journals / f"journal-{number}"),
@@ -228,12 +258,14 @@ def play_history(
     home = directory / f"seed-{seed}"
     home.mkdir(parents=True)
     history = History(home, seed, sample=sample)
-    while history.tally.rounds < num_rounds and not history.is_long:
-        try:
-            history.play(nursery)
-        except Exception as error:
-            where = f"seed {seed}, round {history.tally.rounds}, in {history.path}"
-            raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
+    try:
+        with Readers(history.path, seed) as readers:
+            while history.tally.rounds < num_rounds and not history.is_long:
+                history.play(nursery)
+    except Exception as error:
+        where = f"seed {seed}, round {history.tally.rounds}, in {history.path}"
+        raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
+    history.tally.reads_meanwhile += readers.num_reads
     history.tally.files_evicted += history.num_files_evicted
     if not keep:
         shutil.rmtree(home)
