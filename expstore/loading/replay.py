@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from expstore.errors import EvictedError, SchemaError, StateError, StepRangeError
 from expstore.loading.batch import Batch
-from expstore.loading.reader import BatchReader, warm_up
+from expstore.loading.reader import BatchReader, plan_in, warm_up
+from expstore.loading.resident import Resident, places_of
+from expstore.loading.rows import RAGGED_PARTS
 from expstore.loading.saved import check_priorities, directory_of, has_grown
 from expstore.loading.states import with_arrays, with_tensors
 from expstore.loading.transfer import Lift, Lifted, Slot, device_of, streams_of
-from expstore.loading.units import Step, Unit, as_count, base_of, check_unit
+from expstore.loading.units import Layer, Step, Unit, as_count, base_of, check_unit
 from expstore.sampling.draw import Draw, Sampler, as_seed
 from expstore.sampling.mixture import Mixture
 from expstore.sampling.priority import reduce_priorities
@@ -30,6 +32,7 @@ from expstore.sampling.starts import full_starts
 from expstore.sampling.uniform import Uniform
 from expstore.spans import Spans
 from expstore.storage.priorities import check_set_name, load_state, save_state
+from expstore.storage.reading import resolve
 from expstore.storage.store import Store
 
 Reading = Future[Batch | Lifted]
@@ -65,6 +68,9 @@ class Replay:
         priorities_path: a directory for saved priorities, other than the store's own.
         reuse: a batch lives until the next `sample()`, which overwrites it: for loops that keep
             nothing of a batch, in one thread. By default a batch is the caller's to keep.
+        resident: "device" or "pinned" (page-locked host memory), for all fields or as a dict for
+            some: they are loaded whole, if they fit, and batches are looked up there. For `Step`
+            and `Sequence`, without `follow`.
 
     Raises:
         FieldNotFoundError: an unknown field.
@@ -101,6 +107,7 @@ class Replay:
         priorities: str | None = None,
         priorities_path: str | os.PathLike[str] | None = None,
         reuse: bool = False,
+        resident: str | Mapping[str, str] | None = None,
     ) -> None:
         check_loader(store, unit)
         check_sampler(sampler)
@@ -115,7 +122,12 @@ class Replay:
         self.device = device_of(device)
         self._fields = [fields] if isinstance(fields, str) else fields and list(fields)
         self._num_threads = num_threads
-        self._reader = BatchReader(store, self.unit, self._fields, num_threads)
+        self._places = places_of(store, self._fields, resident)
+        self._resident: Resident | None = None
+        if self._places:
+            self._move_in()
+        else:
+            self._reader = BatchReader(store, self.unit, self._fields, num_threads)
         warm_up()
         self._prefetch = as_count("prefetch", prefetch, least=0)
         self.reuse = reuse
@@ -344,16 +356,40 @@ class Replay:
             drawn, reading = self._ahead.popleft()
         try:
             read = self._read(drawn) if reading is None else reading.result()
-            if isinstance(read, Batch):
-                return read
-            assert self._lift is not None
-            return self._lift.hand_out(read)
+            if isinstance(read, Lifted):
+                assert self._lift is not None
+                read = self._lift.hand_out(read)
+            return self._completed(read, drawn)
         except EvictedError:
             raise
         except BaseException:
             with self._lock:  # it was not delivered, so it is still the next one
                 self._ahead.appendleft((drawn, None))
             raise
+
+    def _move_in(self) -> None:
+        """Load the resident fields; the reader reads the others."""
+        if self.follow or isinstance(self.unit, Layer):
+            raise SchemaError(
+                "resident= holds the rows of one commit as they were recorded: leave follow= and "
+                f"it out, or take Step() or Sequence(...) as unit, got {self.unit!r}"
+            )
+        schema = self.store.snapshots[0].schema
+        fields = self._all_fields = resolve(schema, self._fields)
+        self._resident = Resident(self.store, fields, self._places, self.device)
+        others = [name for name in fields if name not in self._places]
+        self._reader = BatchReader(self.store, self.unit, others, self._num_threads)
+
+    def _completed(self, batch: Batch, drawn: Drawn) -> Batch:
+        """With the resident fields, in the order of all."""
+        if self._resident is None:
+            return batch
+        positions = plan_in(self.unit, drawn.store, drawn.draw.anchors).positions
+        if isinstance(self.unit, Step):
+            positions = positions[:, 0]
+        found = {**batch.fields, **self._resident.read(positions)}
+        parts = (name + part for name in self._all_fields for part in ("", *RAGGED_PARTS))
+        return Batch({name: found[name] for name in parts if name in found}, batch.info)
 
     def _draw(self) -> Drawn:
         if self.follow:
