@@ -43,4 +43,7 @@ def print_copy(copy: expstore.Copy, as_json: bool) -> None:
     left_out = f"; {text.count(copy.left_out, 'deleted episode')} left out" if copy.left_out else ""
     for name, reason in copy.priorities_left.items():
         click.echo(f"priorities {name} did not come along: {' '.join(reason.split())}", err=True)
+    if copy.repeated:
+        came = text.count(copy.repeated, "episode")
+        click.echo(f"{came} came twice, from the same origin; both copies were kept", err=True)
     click.echo(f"wrote {copy.path}: {', '.join(counts)}{left_out}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from expstore.episode import encode_metadata
 from expstore.errors import SchemaError, StorageError
@@ -21,6 +23,7 @@ from expstore.storage.store import Store, absolute, open_store
 from expstore.storage.stored_episode import StoredEpisode
 from expstore.storage.writer import Writer
 
+SOURCE_KEY = "source"  # in the metadata of an episode that was imported
 MERGED_KEY = "merged_from"  # in the metadata of an episode: where it was before
 COMMIT_INTERVAL_S = 30.0  # nobody looks before the last commit
 
@@ -37,6 +40,7 @@ class Copy:
     left_out: int  # deleted episodes of the sources, which were not copied
     priorities: tuple[str, ...] = ()  # names of saved sets that came along
     priorities_left: Mapping[str, str] = field(default_factory=dict)  # name -> why it did not
+    repeated: int = 0  # merged episodes that are in the target once before, from the same origin
 
 
 def compact(
@@ -104,7 +108,8 @@ def merge(
     As `compact` does, it leaves deleted episodes out, checks every checksum, and gives a whole
     target or none. The metadata of each episode gets `merged_from`, a list that tells where it
     comes from: `store`, its `store_id`, and `episode`, its number there; an episode that is
-    merged again gets a second entry.
+    merged again gets a second entry. An episode that comes twice, since two sources have it from
+    the same store or from the same file, is copied twice and counted as `repeated`.
 
     Args:
         sources: directories of stores with the same fields.
@@ -131,6 +136,8 @@ def merge(
     """
     paths = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
     store = open_store(paths)
+    origins: set[str] = set()
+    num_merged = 0
 
     def episode(snapshot: Snapshot, number: int) -> StoredEpisode:
         hop = {
@@ -138,13 +145,29 @@ def merge(
             "store_id": snapshot.root.store_id,
             "episode": number,
         }
+        nonlocal num_merged
         metadata = snapshot.index.metadata(number)
+        num_merged += 1
         before = metadata.get(MERGED_KEY, [])
         metadata[MERGED_KEY] = [*(before if isinstance(before, list) else [before]), hop]
+        origins.add(_origin(metadata))
         text = encode_metadata(metadata, f"in episode {number} of {snapshot.path}")
         return StoredEpisode(snapshot, number, text)
 
-    return _copied(store, absolute(target), episode, layout, chunk_steps, progress, durable)
+    copy = _copied(store, absolute(target), episode, layout, chunk_steps, progress, durable)
+    return replace(copy, repeated=num_merged - len(origins))
+
+
+def _origin(metadata: Mapping[str, Any]) -> str:
+    """Where an episode was first: in the file that it was imported from, or in a store."""
+    source = metadata.get(SOURCE_KEY)
+    if isinstance(source, dict) and "episode" in source:
+        known = source.get("sha256") or source.get("name")
+        return json.dumps([known, source["episode"]], default=str)
+    first = metadata[MERGED_KEY][0]
+    return json.dumps(
+        first if not isinstance(first, dict) else [first.get("store_id"), first.get("episode")]
+    )
 
 
 def _copied(

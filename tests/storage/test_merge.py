@@ -113,3 +113,20 @@ def test_one_path_is_a_merge_of_one(paths, tmp_path):
     copy = expstore.merge(str(paths[0]), tmp_path / "all.exp", durable=False)
     assert copy.num_episodes == 2
     assert expstore.open(copy.path).fields == expstore.open(paths[0]).fields
+
+
+def test_an_episode_that_comes_twice_is_counted(paths, tmp_path):
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        np.savez(tmp_path / "in" / f"{number}.npz", **episode(3, number))
+    for name in ("a", "b"):
+        expstore.ingest_from(tmp_path / "in", tmp_path / f"{name}.exp")
+    expstore.merge(paths[:2], tmp_path / "two.exp", durable=False)
+
+    same_file = expstore.merge([tmp_path / "a.exp", tmp_path / "b.exp"], tmp_path / "ab.exp")
+    same_store = expstore.merge([tmp_path / "two.exp", paths[0]], tmp_path / "all.exp")
+    none = expstore.merge([tmp_path / "a.exp", *paths], tmp_path / "none.exp")
+
+    assert (same_file.num_episodes, same_file.repeated) == (4, 2)
+    assert (same_store.num_episodes, same_store.repeated) == (5, 2)
+    assert none.repeated == 0
