@@ -65,7 +65,7 @@ def episode_return(model, mean, std, target: float, seed: int) -> float:
 
 
 def train(
-    path: str, steps: int = 2_000, every: int = 500, seed: int = 0, episodes: int = 5
+    path: str, steps: int = 1_000, every: int = 100, seed: int = 0, episodes: int = 5
 ) -> list[tuple[int, float]]:
     """Returns (gradient steps, mean return when asked for the best one) at every evaluation."""
     torch.manual_seed(seed)
