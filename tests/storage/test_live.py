@@ -190,3 +190,32 @@ def test_verify_of_a_store_that_is_being_written_is_sound(tmp_path: Path) -> Non
             commits.add(verified.commit)
 
     assert len(commits) > 1
+
+
+class CheckedEpisodes:
+    """A dataset that checks a random episode of the newest commit at each item."""
+
+    def __init__(self, path: Path, seed: int, num_items: int) -> None:
+        self._path, self._seed, self._num_items = path, seed, num_items
+        self._store: expstore.Store | None = None
+
+    def __len__(self) -> int:
+        return self._num_items
+
+    def __getitem__(self, item: int) -> int:
+        store = expstore.open(self._path) if self._store is None else self._store.latest()
+        self._store = store
+        number = int(np.random.default_rng(item).integers(store.num_episodes))
+        check_episode(store, number, known_episode(self._seed, number), Plan.of(self._seed))
+        return int(store.num_episodes)
+
+
+def test_loader_workers_see_whole_committed_episodes(tmp_path: Path) -> None:
+    data = pytest.importorskip("torch.utils.data")
+    path, seed, seen = tmp_path / "store.exp", SEEDS[0], set()
+    with running_writer(path, seed, 60) as writer:
+        first_store(path, writer)
+        while len(seen) < 3:
+            loader = data.DataLoader(CheckedEpisodes(path, seed, 24), batch_size=4, num_workers=2)
+            seen |= {int(count) for batch in loader for count in batch}
+            assert writer.poll() is None, "it was to write for longer"
