@@ -73,7 +73,7 @@ class Agent:
 
 
 def train(
-    path: str, steps: int = 1_000, every: int = 100, seed: int = 0, episodes: int = 5
+    path: str, steps: int = 600, every: int = 100, seed: int = 0, episodes: int = 5
 ) -> list[tuple[int, float]]:
     """Returns (gradient steps, mean return) at every evaluation."""
     torch.manual_seed(seed)
