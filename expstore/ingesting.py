@@ -48,6 +48,7 @@ def ingest_from(
     done_mode: int | None = None,
     alignment: str | None = None,
     trust: bool = False,
+    jobs: int | None = None,
     cast: bool = False,
     layout: str | Mapping[str, str] = "auto",
     progress: Callable[[IngestProgress], None] | None = None,
@@ -81,6 +82,8 @@ def ingest_from(
             where its action is, too.
         trust: let pickles run the code that they name, which may be anything. Without, they are
             read as data, and those that need more are refused.
+        jobs: threads that decode images, for formats that have such; episodes, their order and
+            every byte are those of one.
         cast: as for `Writer`.
         layout: as for `Writer`.
         progress: called after each episode, and now and then in it.
@@ -111,6 +114,7 @@ def ingest_from(
         done_mode=done_mode,
         alignment=alignment,
         trust=trust or None,
+        jobs=jobs,
     )
     recording = _given(num_steps=steps, seed=seed, policy=policy)
     fields = ChosenFields(drop, map)

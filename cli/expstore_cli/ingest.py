@@ -74,6 +74,7 @@ Examples:
 )
 @click.option("--infos", is_flag=True, help="Import infos, too, where the format has such.")
 @click.option("--keep-encoded", is_flag=True, help="Keep JPEG and PNG images as their bytes.")
+@click.option("--jobs", type=COUNT, help="Threads that decode images; the result is the same.")
 @click.option(
     "--done-mode",
     type=COUNT,
@@ -108,6 +109,7 @@ def ingest(
     max_episode_steps: int | None,
     infos: bool,
     keep_encoded: bool,
+    jobs: int | None,
     done_mode: int | None,
     alignment: str | None,
     trust: bool,
@@ -146,6 +148,7 @@ def ingest(
                 max_episode_steps=max_episode_steps,
                 infos=infos,
                 keep_encoded=keep_encoded,
+                jobs=jobs,
                 done_mode=done_mode,
                 alignment=alignment,
                 trust=trust,

@@ -16,6 +16,7 @@ import numpy as np
 from expstore.errors import SourceError
 from expstore.formats import hdf5
 from expstore.formats.images import JPEG_MAGIC, decode_jpegs
+from expstore.formats.jobs import check_jobs
 from expstore.formats.ordering import natural
 from expstore.formats.provenance import FileProvenance
 from expstore.formats.source import NOTHING, Account, Format, Imported, SourceEpisode
@@ -31,11 +32,11 @@ class AlohaFiles:
     boundary_rule = "each file is one episode, which ends where the file does"
     num_steps = None  # the files would have to be opened
 
-    def __init__(self, path: Path, *, keep_encoded: bool = False) -> None:
+    def __init__(self, path: Path, *, keep_encoded: bool = False, jobs: int = 1) -> None:
         hdf5.load_h5py()
         self.name = str(path.resolve())
         self.account = Account()
-        self._keep_encoded = keep_encoded
+        self._keep_encoded, self._jobs = keep_encoded, check_jobs(jobs)
         self._files = sorted(_files(path), key=lambda file: natural(file.name))
         if not self._files:
             raise SourceError(f"there are no HDF5 files in {path}; looked for {LOOKS_FOR}")
@@ -111,7 +112,7 @@ class AlohaFiles:
         self.account.remark(
             f"{name} was decoded as JPEG has it, red first; ACT itself may have blue first", 1
         )
-        return decode_jpegs(frames, name)
+        return decode_jpegs(frames, name, jobs=self._jobs)
 
 
 def _are_jpegs(rows: Any) -> bool:
@@ -154,5 +155,5 @@ FORMAT = Format(
     looks_for=LOOKS_FOR,
     sniff=_sniff,
     open=AlohaFiles,
-    options=frozenset({"keep_encoded"}),
+    options=frozenset({"keep_encoded", "jobs"}),
 )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from expstore.errors import SourceError
 from expstore.formats import arrow
 from expstore.formats.images import decode_images
+from expstore.formats.jobs import check_jobs
 from expstore.formats.keyed import flags, scalars
 from expstore.formats.lazy_rows import LazyRows
 from expstore.formats.lerobot_images import ImageFiles
@@ -38,12 +39,17 @@ class LerobotDataset:
     boundary_rule = "rows with one episode_index are one episode"
 
     def __init__(
-        self, path: Path, *, keep_encoded: bool = False, drop: Collection[str] = ()
+        self,
+        path: Path,
+        *,
+        keep_encoded: bool = False,
+        drop: Collection[str] = (),
+        jobs: int = 1,
     ) -> None:
         arrow.load_pyarrow()
         self.name = str(path.resolve())
         self.account = Account()
-        self._folder, self._keep_encoded = path, keep_encoded
+        self._folder, self._keep_encoded, self._jobs = path, keep_encoded, check_jobs(jobs)
         self._metadata = LerobotMetadata(path, self.account)
         self._dropped = {n for n in self._metadata.features if _is_among(n, drop)}
         self._cameras = [c for c in self._metadata.cameras if c not in self._dropped]
@@ -195,7 +201,8 @@ class LerobotDataset:
                 raise SourceError(f"{feature} has rows without an image")
         if self._keep_encoded:
             return [bytes(file) for file in encoded]
-        return decode_images([np.frombuffer(f, np.uint8) for f in encoded], field_of(feature))
+        frames = [np.frombuffer(file, np.uint8) for file in encoded]
+        return decode_images(frames, field_of(feature), jobs=self._jobs)
 
     def _tasks(self, table: Any, listed: LerobotEpisode) -> dict[str, list[str]]:
         """The text of each step's task."""
@@ -306,5 +313,5 @@ FORMAT = Format(
     looks_for=LOOKS_FOR,
     sniff=_sniff,
     open=LerobotDataset,
-    options=frozenset({"keep_encoded", "drop"}),
+    options=frozenset({"keep_encoded", "drop", "jobs"}),
 )

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from expstore.episode import nest
 from expstore.errors import SourceError
 from expstore.formats import hdf5
+from expstore.formats.jobs import check_jobs
 from expstore.formats.minari_fields import (
     GROUPS,
     SCALARS,
@@ -53,10 +54,11 @@ class MinariDataset:
         *,
         infos: bool = False,
         keep_encoded: bool = False,
+        jobs: int = 1,
     ) -> None:
         self.name = str(file.resolve())
         self.account = account
-        self._infos, self._keep_encoded = infos, keep_encoded
+        self._infos, self._keep_encoded, self._jobs = infos, keep_encoded, check_jobs(jobs)
         self._metadata = metadata
         self._provenance = FileProvenance(file)
         self._file = hdf5.open_file(file)
@@ -123,6 +125,7 @@ class MinariDataset:
                 self._metadata.spaces[name],
                 self.account,
                 keep_encoded=self._keep_encoded,
+                jobs=self._jobs,
             )
         check_lengths(data, num_steps, self.account)
         data |= self._info_fields(group, num_steps)
@@ -175,7 +178,9 @@ class MinariDataset:
         return metadata
 
 
-def open_dataset(path: Path, *, infos: bool = False, keep_encoded: bool = False) -> Source:
+def open_dataset(
+    path: Path, *, infos: bool = False, keep_encoded: bool = False, jobs: int = 1
+) -> Source:
     """The data set at its folder, its folder `data` or its file, in whichever form it is.
 
     Raises:
@@ -183,7 +188,7 @@ def open_dataset(path: Path, *, infos: bool = False, keep_encoded: bool = False)
     """
     file, account = _main_file(path), Account()
     metadata = MinariMetadata(path if file is None else file.parent, account)
-    options = {"infos": infos, "keep_encoded": keep_encoded}
+    options: dict[str, Any] = {"infos": infos, "keep_encoded": keep_encoded, "jobs": jobs}
     if metadata.form in FORMS:
         return MinariTables(path, metadata, account, **options)
     if metadata.form != "hdf5":
@@ -230,5 +235,5 @@ FORMAT = Format(
     looks_for=LOOKS_FOR,
     sniff=_sniff,
     open=open_dataset,
-    options=frozenset({"infos", "keep_encoded"}),
+    options=frozenset({"infos", "keep_encoded", "jobs"}),
 )

@@ -72,7 +72,13 @@ def split_infos(fields: Mapping[str, Any], num_steps: int) -> dict[str, Any]:
 
 
 def fields_of(
-    name: str, node: Any, space: Space, account: Account, *, keep_encoded: bool = False
+    name: str,
+    node: Any,
+    space: Space,
+    account: Account,
+    *,
+    keep_encoded: bool = False,
+    jobs: int = 1,
 ) -> dict[str, Any]:
     """The fields `name/...` under a group, or the one field of a dataset, by name.
 
@@ -84,24 +90,26 @@ def fields_of(
             empty = "has no elements" if node.shape else "is one value, not one row per step"
             account.left_out[name] = empty
             return {}
-        return {name: _leaf(name, node, space, account, keep_encoded)}
+        return {name: _leaf(name, node, space, account, keep_encoded, jobs)}
     is_tuple = _is_tuple(node, space)
     fields: dict[str, Any] = {}
     for key in node:
         called = key.removeprefix("_index_") if is_tuple else key
         below = subspace(space, called)
         inner = f"{name}/{called}"
-        fields |= fields_of(inner, node[key], below, account, keep_encoded=keep_encoded)
+        fields |= fields_of(inner, node[key], below, account, keep_encoded=keep_encoded, jobs=jobs)
     return fields
 
 
-def _leaf(name: str, dataset: Any, space: Space, account: Account, keep_encoded: bool) -> Any:
+def _leaf(
+    name: str, dataset: Any, space: Space, account: Account, keep_encoded: bool, jobs: int
+) -> Any:
     if hdf5.is_text(dataset):
         return dataset.asstr()[()].tolist()
     shape = box_shape(space)
     if not _is_jpeg(dataset, shape):
         return hdf5.rows_of(dataset)
-    return jpegs(name, [row.tobytes() for row in dataset[()]], shape, account, keep_encoded)
+    return jpegs(name, [row.tobytes() for row in dataset[()]], shape, account, keep_encoded, jobs)
 
 
 def jpegs(
@@ -110,13 +118,14 @@ def jpegs(
     shape: tuple[int, ...] | None,
     account: Account,
     keep_encoded: bool,
+    jobs: int,
 ) -> Any:
     """Images that Minari encoded: their files, or the pixels in them."""
     if keep_encoded:
         account.remark(f"{name} was stored as JPEG, which had altered it, and was kept so", 1)
         return frames
     account.remark(f"{name} was stored as JPEG, which had altered it, and was decoded", 1)
-    return decode_jpegs(frames, name, shape)
+    return decode_jpegs(frames, name, shape, jobs)
 
 
 def _is_jpeg(dataset: Any, shape: tuple[int, ...] | None) -> bool:

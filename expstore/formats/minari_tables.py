@@ -13,6 +13,7 @@ from typing import Any
 
 from expstore.errors import SourceError
 from expstore.formats import arrow
+from expstore.formats.jobs import check_jobs
 from expstore.formats.minari_fields import (
     GROUPS,
     SCALARS,
@@ -46,13 +47,14 @@ class MinariTables:
         *,
         infos: bool = False,
         keep_encoded: bool = False,
+        jobs: int = 1,
     ) -> None:
         arrow.load_pyarrow()
         folder = path / "data" if (path / "data").is_dir() else path
         self.name = str(folder.resolve())
         self.account = account
         self._folder, self._metadata = folder, metadata
-        self._infos, self._keep_encoded = infos, keep_encoded
+        self._infos, self._keep_encoded, self._jobs = infos, keep_encoded, check_jobs(jobs)
         self._numbers = sorted(int(p.name) for p in folder.iterdir() if _is_episode(p))
         if not self._numbers and metadata.values.get("total_episodes") != 0:
             raise SourceError(
@@ -155,7 +157,7 @@ class MinariTables:
             shape = arrow.shape_of(leaf) if shape is None else shape
             values = arrow.values_of(array, path, None if _is_file(array) else shape)
             if isinstance(values, list) and values and isinstance(values[0], bytes):
-                values = jpegs(path, values, shape, self.account, self._keep_encoded)
+                values = jpegs(path, values, shape, self.account, self._keep_encoded, self._jobs)
             if not isinstance(values, list) and 0 in values.shape[1:]:
                 self.account.left_out[path] = "has no elements"
                 continue

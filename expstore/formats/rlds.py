@@ -15,6 +15,7 @@ import numpy as np
 
 from expstore.episode import nest
 from expstore.errors import SourceError
+from expstore.formats.jobs import check_jobs
 from expstore.formats.json_files import read_object
 from expstore.formats.keyed import flags, last_only
 from expstore.formats.provenance import HashedFiles
@@ -43,13 +44,13 @@ class RldsDataset:
     )
     num_steps = None  # all records would have to be read
 
-    def __init__(self, path: Path, *, keep_encoded: bool = False) -> None:
+    def __init__(self, path: Path, *, keep_encoded: bool = False, jobs: int = 1) -> None:
         folder = data_folder(path)
         if folder is None:
             raise SourceError(f"{path} is not of RLDS; looked for {LOOKS_FOR}")
         self.name = str(path.resolve())
         self.account = Account()
-        self._folder, self._keep_encoded = folder, keep_encoded
+        self._folder, self._keep_encoded, self._jobs = folder, keep_encoded, check_jobs(jobs)
         self._hashes = HashedFiles(folder)
         tree = read_object(folder / FEATURES)
         self._steps = leaves(steps_of(tree))
@@ -107,7 +108,9 @@ class RldsDataset:
 
     def _episode(self, key: str, shard: Shard, example: Mapping[str, Values]) -> SourceEpisode:
         rows = {
-            name: rows_of(feature, STEPS + name, example, keep_encoded=self._keep_encoded)
+            name: rows_of(
+                feature, STEPS + name, example, keep_encoded=self._keep_encoded, jobs=self._jobs
+            )
             for name, feature in self._steps.items()
             if self._is_read(name, feature)
         }
@@ -198,5 +201,5 @@ FORMAT = Format(
     looks_for=LOOKS_FOR,
     sniff=_sniff,
     open=RldsDataset,
-    options=frozenset({"keep_encoded"}),
+    options=frozenset({"keep_encoded", "jobs"}),
 )

@@ -92,7 +92,7 @@ def _shape(found: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def rows_of(
-    feature: Feature, name: str, example: Mapping[str, Values], *, keep_encoded: bool
+    feature: Feature, name: str, example: Mapping[str, Values], *, keep_encoded: bool, jobs: int = 1
 ) -> Any:
     """The rows of a feature: an array, a list of texts, or a list of arrays or bytes.
 
@@ -109,7 +109,7 @@ def rows_of(
     values = example[name]
     if feature.kind == "image":
         frames = _bytes_of(values, name)
-        return frames if keep_encoded else _images(frames, name, feature)
+        return frames if keep_encoded else _images(frames, name, feature, jobs)
     if feature.kind == "text" or feature.dtype in TEXTS:
         return _texts(_bytes_of(values, name), name)
     return _array(values, name, feature)
@@ -157,12 +157,12 @@ def _raw(row: bytes, name: str, feature: Feature, num_bytes: int) -> bytes:
     return row
 
 
-def _images(frames: list[bytes], name: str, feature: Feature) -> NDArray[Any] | LazyRows:
+def _images(frames: list[bytes], name: str, feature: Feature, jobs: int) -> NDArray[Any] | LazyRows:
     if -1 in feature.shape or not feature.shape:
-        return decode_images(frames, name)
+        return decode_images(frames, name, jobs=jobs)
     is_grey = feature.shape[2:] == (1,)
     shape = feature.shape[:2] if is_grey else feature.shape
-    decoded = decode_images(frames, name, shape)
+    decoded = decode_images(frames, name, shape, jobs=jobs)
     if not isinstance(decoded, LazyRows):
         return decoded.reshape(-1, *feature.shape)
     return LazyRows(

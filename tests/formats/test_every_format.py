@@ -283,6 +283,22 @@ def test_something_else_under_the_right_name_is_refused(tmp_path: Path, name: st
     assert report.num_episodes == 0 and report.failures
 
 
+def test_jobs_change_nothing_and_are_refused_where_they_would_do_nothing(
+    tmp_path: Path, whole: Whole
+) -> None:
+    options = {**whole.options, "jobs": 2}
+    if whole.name.partition("-")[0] not in ("minari", "lerobot", "aloha", "rlds"):
+        with pytest.raises(SourceError, match="which has no --jobs "):
+            open_source(whole.path, **options)
+        return
+
+    expstore.ingest_from(whole.path, tmp_path / "a.exp", **options)
+
+    assert contents(tmp_path / "a.exp") == whole.episodes
+    with pytest.raises(SourceError, match=r"--jobs \(jobs=\) must be >= 1, got 0"):
+        open_source(whole.path, **{**options, "jobs": 0})
+
+
 def test_an_option_of_another_format_is_refused(whole: Whole) -> None:
     other = "done_mode" if "alignment" in whole.options else "alignment"
 

@@ -51,3 +51,15 @@ def test_other_formats_do_not_reach_their_decoders(decode: Any, form: str) -> No
 
     with pytest.raises(SourceError, match="image 0 of camera cannot be decoded"):
         decode([file], "camera")
+
+
+def test_several_threads_decode_as_one_does() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 6, 8, 3)).astype(np.uint8)
+    files = [encoded(frame) for frame in pixels]
+
+    one, several = (decode_images(files, "camera", jobs=jobs) for jobs in (1, 4))
+
+    assert np.asarray(one).tobytes() == np.asarray(several).tobytes() == pixels.tobytes()
+    files[7] = files[29] = b"no image"
+    with pytest.raises(SourceError, match="image 7 of camera"):
+        decode_images(files, "camera", jobs=4)
