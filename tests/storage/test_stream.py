@@ -55,6 +55,45 @@ def test_streamed_and_appended_episodes_are_the_same_bytes(tmp_path, num_steps, 
     assert expstore.verify(tmp_path / "streamed.exp").is_sound
 
 
+@pytest.mark.parametrize("layout", ["mapped", "coded"])
+def test_blocks_of_any_size_and_single_steps_are_the_same_bytes(tmp_path, layout):
+    data = {**episode(700), "next_action": np.zeros((700, 1), np.float32)}
+    data["action"] = np.ones((700, 1), np.float32)
+    steps = {name: values[:700] for name, values in data.items()}
+    with writer(tmp_path / "streamed.exp", layout=layout) as out, out.episode(seed=7) as block:
+        at = 0
+        for size in (1, 2, 300, 1, 396):
+            part = {name: values[at : at + size] for name, values in steps.items()}
+            if size == 2:
+                for step in steps_of(part, size):
+                    block.add(step)
+            else:
+                block.extend(part)
+            at += size
+        block.add({"observation": data["observation"][700]})
+    with writer(tmp_path / "appended.exp", layout=layout) as out:
+        out.append(data, seed=7)
+    assert rows_of(tmp_path / "streamed.exp") == rows_of(tmp_path / "appended.exp")
+
+
+def test_a_block_that_does_not_fit_adds_nothing(tmp_path):
+    data = episode(4)
+    steps = {name: values[:4] for name, values in data.items()}
+    with writer(tmp_path / "a.exp") as out, out.episode() as block:
+        with pytest.raises(SchemaError, match="the final observation comes with other steps"):
+            block.extend(data)
+        first = {name: values[:2] for name, values in steps.items()}
+        block.extend({**first, "terminated": [False, False]})
+        with pytest.raises(SchemaError, match=r"'reward' must have 4 rows .* got 3"):
+            block.extend({**steps, "reward": steps["reward"][:3]})
+        with pytest.raises(SchemaError, match=r"field 'terminated' .*true"):
+            block.extend({**steps, "terminated": [False, True, False, False]})
+        block.extend({**steps, "terminated": [False, False, False, True]})
+        with pytest.raises(SchemaError, match="'terminated' was true in the step before"):
+            block.extend(steps)
+    assert expstore.open(tmp_path / "a.exp").episodes["length"].tolist() == [6]
+
+
 def test_an_episode_larger_than_every_buffer_is_the_same(tmp_path):
     image = np.random.default_rng(0).integers(0, 255, (90, 300, 300, 3), np.uint8)
     for path, layout in ((tmp_path / "a.exp", "mapped"), (tmp_path / "b.exp", "coded")):
