@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expstore.errors import DamagedError
-from expstore.storage import files
+from expstore.storage import files, zstd
 from expstore.storage.coded import decode, encode
 from expstore.storage.layout import MISSING_CHUNK, ArrayLayout
 from expstore.storage.mapping import checked_file
@@ -279,11 +279,17 @@ def salvaged_shard(path: Path, layout: ArrayLayout, num_rows: int) -> list[bytes
     for number in range(num_chunks):
         (offset, size), after = index[number].tolist(), index[number + 1 :, 0].tolist()
         found = None
-        for first, last in ((offset, offset + size), (end, end + size), (end, (after or [0])[0])):
+        # The last one is what the frame itself says, should the index have been cut off.
+        frame = zstd.frame_bytes(data[end:])
+        itself = end if frame is None else end + frame + 4
+        places = ((offset, offset + size), (end, end + size), (end, (after or [0])[0]))
+        for first, last in (*places, (end, itself)):
             if 0 <= first < last <= len(data) and _can_be_decoded(data[first:last], scratch):
                 found = data[first:last].tobytes()
                 end = last
                 break
+        else:
+            end = itself
         is_sound = is_sound and found is not None
         chunks.append(found)
     if is_sound:

@@ -16,6 +16,8 @@ import numpy as np
 from numcodecs import zstd
 from numpy.typing import NDArray
 
+MAGIC = b"\x28\xb5\x2f\xfd"  # a frame begins with it
+
 
 def compress(rows: NDArray[Any], level: int) -> bytes:
     """One frame with its size in it."""
@@ -37,6 +39,28 @@ def decompress(data: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     except AttributeError:
         context = _of_thread.context = Context(_library)
     context.decompress(data, out)
+
+
+def frame_bytes(data: NDArray[np.uint8]) -> int | None:
+    """Size of the frame at the beginning of `data` (n,); None where there is no whole one.
+
+    Only its header and those of its blocks are looked at (RFC 8878, section 3.1.1).
+    """
+    if len(data) < 5 or data[:4].tobytes() != MAGIC:
+        return None
+    descriptor = int(data[4])
+    is_single = descriptor >> 5 & 1
+    content = (is_single, 2, 4, 8)[descriptor >> 6]
+    at = 5 + (not is_single) + (0, 1, 2, 4)[descriptor & 3] + content
+    is_last = 0
+    while not is_last:
+        if at + 3 > len(data):
+            return None
+        header = int.from_bytes(data[at : at + 3].tobytes(), "little")
+        is_last, kind, size = header & 1, header >> 1 & 3, header >> 3
+        at += 3 + (1 if kind == 1 else size)  # a repeated byte stands for all of its block
+    at += 4 * (descriptor >> 2 & 1)
+    return at if at <= len(data) else None
 
 
 class Context:

@@ -14,8 +14,10 @@ import expstore
 from expstore.errors import DamagedError, ExpstoreError, NotAStoreError, StorageError
 from expstore.storage import files
 from expstore.storage.boundaries import ends_of
-from expstore.storage.coded import CodedColumn
+from expstore.storage.coded import CodedColumn, encode, shard_bytes
+from expstore.storage.layout import ArrayLayout
 from expstore.storage.mapping import MappedColumn
+from expstore.storage.salvage import salvaged_shard
 from tests.storage.made import episode, store, writer
 
 FIELD = {"mapped": "observation", "coded": "action"}
@@ -163,3 +165,38 @@ def test_a_writer_whose_store_was_deleted_publishes_nothing(path: Path) -> None:
         out.commit()
     out.close()
     assert not path.exists() or not (path / "zarr.json").exists()
+
+
+@pytest.mark.parametrize("damaged", [None, 1])
+def test_a_shard_that_was_cut_short_keeps_the_chunks_before_the_cut(
+    tmp_path: Path, damaged: int | None
+) -> None:
+    """Its index stands at the end, and so is lost; the chunks say themselves how long they are."""
+    layout = coded_layout("steps/x", 64, 8)
+    rows = np.random.default_rng(2).integers(0, 9, (64, 4)).astype("<i4")
+    chunks = [encode(rows[at : at + 8]) for at in range(0, 64, 8)]
+    data = bytearray(shard_bytes(layout, chunks)[: sum(map(len, chunks[:5])) + 7])
+    if damaged is not None:
+        data[sum(map(len, chunks[: damaged + 1])) - 1] ^= 1  # of its checksum
+    (tmp_path / "shard").write_bytes(data)
+
+    found = salvaged_shard(tmp_path / "shard", layout, 64)
+
+    assert found is not None
+    zeros = encode(np.zeros((8, 4), "<i4"))
+    kept = [k for k in range(5) if k != damaged]
+    assert [k for k in range(8) if found[k] == chunks[k]] == kept
+    assert all(found[k] == zeros for k in range(8) if k not in kept)
+
+
+def coded_layout(path: str, chunk_rows: int, inner_rows: int) -> ArrayLayout:
+    return ArrayLayout(
+        path=path,
+        dimension="step",
+        row_shape=(4,),
+        dtype=np.dtype("<i4"),
+        chunk_rows=chunk_rows,
+        axis_names=("axis",),
+        attributes=(),
+        inner_rows=inner_rows,
+    )

@@ -64,3 +64,15 @@ def test_each_thread_has_a_context_of_its_own():
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 100, 300, 70_000, 131_073, 3_000_000])
+@pytest.mark.parametrize("most", [1, 4, 256])  # values: repeated, compressed and raw blocks
+def test_a_frame_says_where_it_ends(num_bytes: int, most: int):
+    data = frame(np.random.default_rng(1).integers(0, most, num_bytes, np.uint16).astype(np.uint8))
+    more = np.concatenate([data, np.full(50, 7, np.uint8)])
+
+    assert zstd.frame_bytes(more) == zstd.frame_bytes(data) == len(data)
+    for cut in range(max(0, len(data) - 20), len(data)):
+        assert zstd.frame_bytes(data[:cut]) is None
+    assert zstd.frame_bytes(more[1:]) is None
