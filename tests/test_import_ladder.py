@@ -96,6 +96,7 @@ TOP_LEVEL = {
     "kernels": ("numba",),
     "tree_kernels": ("numba",),
     "row_kernels": ("numba",),
+    "recording": ("gymnasium",),  # its classes are the base of ours
     "torchrl": ("torchrl",),  # its classes are the base of ours
 }
 

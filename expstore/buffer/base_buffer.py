@@ -27,6 +27,7 @@ from expstore.buffer.ingest import FirstError, Ingest, Report
 from expstore.buffer.journal import Journal, Quarantine, read_rows
 from expstore.buffer.postprocess import default_postprocess_fn
 from expstore.buffer.preprocess import DEFAULTS, check_exclusion, check_same_env
+from expstore.buffer.recorded import rows_of
 from expstore.buffer.registry import BUFFERS
 from expstore.buffer.sampler import AnySampler, build_sampler, check_positions, is_native
 from expstore.buffer.saved_state import load_state, save_state
@@ -428,6 +429,25 @@ class DataBuffer:
             CapacityError: it has no room; nothing was stored.
         """
         self._ready[1].add_finished(episode, num_envs, env_id, end_reason)
+        if now() >= self._due_at:
+            self.save()
+
+    def add_recorded(self, env_id: str, episode: Mapping[str, Any], end_reason: str) -> None:
+        """Add the rows of a finished episode, as if they came one by one: for `Recorder`.
+
+        Args:
+            env_id: the environment.
+            episode: flat columns by field: those of `observation` (T + 1, *shape), `action`,
+                `reward`, `terminated` and `truncated` (T, *shape), and any of `info`.
+            end_reason: why it ended, where no flag is set.
+
+        Raises:
+            PostprocessError: the episode is in quarantine.
+            CapacityError: it has no room, and stays open.
+        """
+        ingest = self._ready[1]
+        for env_ret, answer in rows_of(env_id, episode):
+            ingest.add(env_ret, answer, cut=False, end_reason=end_reason)
         if now() >= self._due_at:
             self.save()
 

@@ -147,7 +147,14 @@ class Ingest:
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def add(self, env_ret: EnvRet, policy_resp: PolicyResponse | None, *, cut: bool) -> None:
+    def add(
+        self,
+        env_ret: EnvRet,
+        policy_resp: PolicyResponse | None,
+        *,
+        cut: bool,
+        end_reason: str = "cut",
+    ) -> None:
         """A row; without an answer of the policy it is the last one of its episode."""
         env_id = env_ret.env_id
         if env_id in self._pending:
@@ -167,7 +174,7 @@ class Ingest:
                 self._add_row(env_id, row, is_final=policy_resp is None)
             if cut or policy_resp is None:
                 with errors.kept():
-                    self.cut(env_id)
+                    self.cut(env_id, end_reason=end_reason)
 
     def add_half(self, env_id: str, half: Any, *, cut: bool) -> None:
         """An EnvRet, or the policy's answer to it."""
