@@ -39,6 +39,7 @@ from expstore.storage.commits import (
 from expstore.storage.episodes import IndexRow
 from expstore.storage.layout import (
     EPISODE,
+    HISTORY_FILE,
     METADATA_FILE,
     NO_SEED,
     PRIVATE,
@@ -171,10 +172,11 @@ class Writer:
             self._root = Root.new()
             cut_history(self.path, self._root.commit.number - 1)  # of creations that were killed
             if self._durable:
-                files.sync_directory(self.path.parent)
+                # The history's name is durable before there is a root, which it must not lag.
+                files.append_line(self.path / HISTORY_FILE, b"", durable=False)
+                for directory in (self.path / PRIVATE, self.path, self.path.parent):
+                    files.sync_directory(directory)
             publish(self.path, self._root, durable=self._durable)
-            if self._durable:
-                files.sync_directory(self.path / PRIVATE)  # where the history is new
         self._version = files.version(self.path / METADATA_FILE)
         self._noted = files.create(self._note_file)
         self._adopt(self._root)
