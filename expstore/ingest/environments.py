@@ -34,8 +34,11 @@ def make_environment(env_id: str) -> Any:
         _register_atari(gymnasium)
     try:
         # The checker warns about how an environment is made; here it is recorded as it is.
-        with _quiet_models(gymnasium.spec(env_id).entry_point):
-            return gymnasium.make(env_id, disable_env_checker=True)
+        module, _, registered = env_id.rpartition(":")
+        if module:
+            importlib.import_module(module)
+        with _quiet_models(gymnasium.spec(registered).entry_point):
+            return gymnasium.make(registered, disable_env_checker=True)
     except gymnasium.error.DependencyNotInstalled as error:
         raise MissingExtraError(f"{env_id} cannot run: {error}") from error
     except (gymnasium.error.Error, ImportError) as error:

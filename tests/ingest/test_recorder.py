@@ -24,6 +24,19 @@ def same(one: Any, other: Any) -> bool:
     return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
 
 
+def test_an_environment_of_a_module_is_registered_by_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "my_games.py").write_text(
+        "import gymnasium\nfrom gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gymnasium.register('Mine-v3', entry_point=CartPoleEnv, max_episode_steps=5)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    source = GymSource("my_games:Mine-v3", num_episodes=1)
+    assert len(next(iter(source.episodes())).data["reward"]) == 5
+    source.close()
+
+
 def test_an_episode_is_what_the_environment_gave() -> None:
     pytest.importorskip("mujoco")
     source = GymSource("HalfCheetah-v5", num_steps=20, seed=7, policy="random")
