@@ -32,12 +32,20 @@ class ReadAhead:
 
     def begin(self) -> tuple[int, int]:
         """What this thread has read from devices before a batch."""
-        return files.device_reads() if self._is_possible else (0, 0)
+        return device_reads() if self._is_possible else (0, 0)
 
     def end(self, before: tuple[int, int]) -> None:
         """Decide about the next batch; the same thread has called `begin`."""
         if self._is_possible:
-            self.is_on = files.device_reads() != before
+            self.is_on = device_reads() != before
+
+
+def device_reads() -> tuple[int, int]:
+    """Blocks that this thread has had read so far, and how often it has waited for a page."""
+    import resource  # not on Windows, where nobody asks
+
+    usage = resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF))
+    return usage.ru_inblock, usage.ru_majflt
 
 
 def advise(ranges: Iterable[Ranges]) -> None:

@@ -390,14 +390,6 @@ def advise(address: int, num_bytes: int) -> None:
     _libc().madvise(address, num_bytes, mmap.MADV_WILLNEED)
 
 
-def device_reads() -> tuple[int, int]:
-    """Blocks that this thread has had read so far, and how often it has waited for a page."""
-    import resource  # not on Windows, where nobody asks
-
-    usage = resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF))
-    return usage.ru_inblock, usage.ru_majflt
-
-
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED = 0x01, 0x02, 0x10
 _MAP_ANONYMOUS = 0x1000 if sys.platform == "darwin" else 0x20
 _MAP_NORESERVE = 0 if sys.platform == "darwin" else 0x4000

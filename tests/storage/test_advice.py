@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import expstore
-from expstore.storage import files
+from expstore.storage import advice, files
 from expstore.storage.advice import ReadAhead, advise, merged_pages, runs_of
 from expstore.storage.coded import CodedColumn
 from tests.storage.made import assert_same
@@ -113,7 +113,7 @@ def test_cold_rows_are_the_same_with_and_without_advice(recorded, monkeypatch, w
 
 def test_advice_ends_when_all_is_in_memory_and_comes_back(monkeypatch):
     counts = [0, 0]
-    monkeypatch.setattr(files, "device_reads", lambda: tuple(counts))
+    monkeypatch.setattr(advice, "device_reads", lambda: tuple(counts))
     switch = ReadAhead()
     assert switch.is_on
 
@@ -139,14 +139,14 @@ def test_warm_batches_are_not_advised(recorded, monkeypatch):
     opened.read(windows())
     opened.snapshots[0].read_ahead.is_on = False
     monkeypatch.setattr(files, "advise", lambda address, num_bytes: given_advice.append(num_bytes))
-    monkeypatch.setattr(files, "device_reads", lambda: (0, 0))
+    monkeypatch.setattr(advice, "device_reads", lambda: (0, 0))
     opened.read(windows())
     assert given_advice == []
 
 
 def test_without_madvise_there_is_no_advice(monkeypatch):
     monkeypatch.setenv("EXPSTORE_WITHOUT", "madvise")
-    monkeypatch.setattr(files, "device_reads", lambda: pytest.fail("nobody may ask"))
+    monkeypatch.setattr(advice, "device_reads", lambda: pytest.fail("nobody may ask"))
     switch = ReadAhead()
     switch.end(switch.begin())
     assert not switch.is_on
