@@ -152,16 +152,18 @@ class Writer:
             read_root(self.path)  # raises, and says what is there instead
         if not fresh:
             read_root(self.path)  # before anything is touched
+        # Whose names are new lie in these, besides the one that the store itself lies in.
+        parents_of_new = [p.parent for p in self.path.parents if not p.exists()]
         files.make_directory(self.path / PRIVATE)
         if self._lock:
             self._lock.acquire()
         try:
-            self._start(schema)
+            self._start(schema, parents_of_new)
         except BaseException:
             self._let_go()
             raise
 
-    def _start(self, schema: Schema | None) -> None:
+    def _start(self, schema: Schema | None, parents_of_new: list[Path]) -> None:
         """With the lock: read or create the root, mend what the last writer left."""
         self.recovery = Recovery()
         if (self.path / METADATA_FILE).exists():
@@ -174,7 +176,8 @@ class Writer:
             if self._durable:
                 # The history's name is durable before there is a root, which it must not lag.
                 files.append_line(self.path / HISTORY_FILE, b"", durable=False)
-                for directory in (self.path / PRIVATE, self.path, self.path.parent):
+                own = self.path / PRIVATE, self.path, self.path.parent
+                for directory in (*own, *parents_of_new):
                     files.sync_directory(directory)
             publish(self.path, self._root, durable=self._durable)
         self._version = files.version(self.path / METADATA_FILE)

@@ -547,6 +547,20 @@ def test_a_commit_syncs_everything_before_the_root_says_so(tmp_path: Path) -> No
     assert num_commits == 5
 
 
+def test_directories_made_on_the_way_are_synced_before_there_is_a_root(tmp_path: Path) -> None:
+    path = tmp_path / "some/new/store.exp"
+    log: list[Operation] = []
+    with interposed(recorded(log)):
+        writer_of(path).close()
+
+    root = next(
+        at for at, op in enumerate(log) if op.call == "replace" and op.path.endswith(".json")
+    )
+    synced = {op.path for op in log[:root] if op.call == "fsync"}
+    directories = (tmp_path, tmp_path / "some", path.parent, path, path / "__expstore")
+    assert {str(directory) for directory in directories} <= synced
+
+
 def test_the_order_of_a_commit(tmp_path: Path, template: Path) -> None:
     path = Path(shutil.copytree(template, tmp_path / "store.exp"))
     with small_chunks(PLAN.chunks):
