@@ -263,6 +263,58 @@ def test_stable_baselines_trains_through_it(tmp_path: Path) -> None:
     assert store.episodes[0]["env_id"] == "CartPole-v1"
 
 
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_nested_observations_reach_a_buffer_as_the_true_transitions(
+    tmp_path: Path, mode: AutoresetMode
+) -> None:
+    pytest.importorskip("torch")
+    from expstore.buffer import ReplayBuffer
+
+    buffer = ReplayBuffer({"type": "ReplayBuffer", "capacity": 1000}, path=tmp_path / "a.exp")
+    buffer.init()
+    env = Recorder(vector(mode, nested=True), buffer)
+    run(env, 12, mode)
+    env.close()
+    for at in range(len(buffer)):
+        row = buffer[at]
+        assert row["next_observation"]["a"].item() == row["observation"]["a"].item() + 1
+        assert row["next_observation"]["b"].item() == row["observation"]["b"].item() + 1
+        assert row["reward"].item() == row["next_observation"]["a"].item()
+    assert len(buffer) == (17 if mode == AutoresetMode.NEXT_STEP else 24)
+    buffer.close()
+
+
+def test_a_loop_of_one_file_records_through_it(tmp_path: Path) -> None:
+    """The shape of CleanRL's scripts: `RecordEpisodeStatistics`, a vector, arrays of (T, E)."""
+    envs = gymnasium.make_vec(
+        "CartPole-v1",
+        2,
+        vectorization_mode="sync",
+        wrappers=[gymnasium.wrappers.RecordEpisodeStatistics],
+        vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
+    )
+    envs = RecordExperience(envs, tmp_path / "a.exp", durable=False)
+    rng = np.random.default_rng(0)
+    rewards = np.zeros((100, envs.num_envs))
+    dones = np.zeros((100, envs.num_envs), bool)
+    returns = []
+    envs.reset(seed=1)
+    for step in range(100):
+        action = rng.integers(0, 2, envs.num_envs)
+        _, rewards[step], terminations, truncations, infos = envs.step(action)
+        dones[step] = terminations | truncations
+        if "final_info" in infos:
+            episode = infos["final_info"]["episode"]
+            returns += episode["r"][infos["final_info"]["_episode"]].tolist()
+    envs.close()
+
+    store = expstore.open(tmp_path / "a.exp")
+    ended = store.episodes["end_reason"] != "cut"
+    assert store.num_steps == rewards.size
+    assert ended.sum() == dones.sum() == len(returns) > 2
+    assert store.episodes["return"][ended].tolist() == returns
+
+
 KILLED = """
 import gymnasium, os, signal, sys
 from expstore.ingest import RecordExperience
