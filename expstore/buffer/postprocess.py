@@ -92,7 +92,19 @@ def stacked(values: Sequence[Any], key: str) -> Any:
 
     Python floats become float32, integers int64; arrays and tensors keep their dtype. A plain
     number among arrays, such as a reset's reward 0.0, is spread to their shape.
+
+    Raises:
+        SchemaError: names the key whose values no tensor can hold.
     """
+    try:
+        return _stacked(values, key)
+    except (OverflowError, TypeError) as error:  # 2**70, or a dtype that torch has not
+        raise SchemaError(
+            f"key {key!r} cannot be a tensor: {error}; convert it in a preprocess function"
+        ) from error
+
+
+def _stacked(values: Sequence[Any], key: str) -> Any:
     kinds = set(map(type, values))
     if kinds <= PYTHON_NUMBERS:
         dtype = np.float32 if float in kinds else np.int64 if int in kinds else np.bool_

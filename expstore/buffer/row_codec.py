@@ -74,7 +74,7 @@ def _document(value: Any, blobs: list[bytes], what: str) -> Any:
         tensor = value.detach().cpu().contiguous()
         raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
         return {"tensor": [name, list(value.shape), *_placed(raw, blobs)]}
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufSU":
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufcmMSU":
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
         raw = np.ascontiguousarray(value).tobytes()
         return {kind: [value.dtype.str, list(value.shape), *_placed(raw, blobs)]}

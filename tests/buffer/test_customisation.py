@@ -287,6 +287,9 @@ def test_text_and_values_of_varying_length_are_stored_as_such(tmp_path: Path) ->
         ([{"a": 1}, {"b": 1}], r"'x' must have \['b'\] in every row"),
         ([torch.zeros(2), torch.zeros(2).int()], "'x' has rows of different"),
         ([object(), object()], "'x' has <object"),
+        ([2**70, 1], "'x' cannot be a tensor: .* convert it"),
+        ([np.zeros(1, np.longdouble)] * 2, "'x' cannot be a tensor: .* convert it"),
+        ([np.zeros(1, np.complex64)] * 2, "'x' has array"),
     ],
 )
 def test_rows_that_make_no_column_are_named(values: list[Any], text: str) -> None:

@@ -393,6 +393,7 @@ def test_a_row_that_has_no_bytes_is_refused_with_a_journal(tmp_path: Path) -> No
 def test_rows_survive_the_way_through_bytes() -> None:
     row = {
         "array": np.arange(6, dtype=">i2").reshape(2, 3), "scalar": np.float32(0.5),
+        "complex": np.array([1 + 2j], np.complex64), "date": np.array(["2020-01-01"], "M8[s]"),
         "tensor": torch.tensor([[1.5, 2]], dtype=torch.bfloat16), "empty": np.zeros((0, 3)),
         "nested": {"a": [1, (2.5, None)], 3: b"\x00\xff"}, "text": "ä", "flag": True,
         "mask": torch.tensor([True, False]), "nan": float("nan"), "scalars": torch.tensor(3),
