@@ -16,6 +16,8 @@ settings.register_profile(
 settings.register_profile("thorough", settings.get_profile("ci"), max_examples=2000)
 settings.load_profile("ci")
 
+collect_ignore = ["fuzz/guided.py"]  # needs atheris, which has an environment of its own
+
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu"):
