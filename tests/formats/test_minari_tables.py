@@ -12,7 +12,13 @@ import pytest
 import expstore
 from expstore.errors import MissingExtraError, SourceError
 from expstore.formats import open_source
-from tests.formats.test_minari import (
+
+for package in ("h5py", "minari", "gymnasium"):  # of the module that is imported below
+    pytest.importorskip(package)
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+from tests.formats.test_minari import (  # noqa: E402
     assert_as_minari_reads_it,
     buffer,
     change,
@@ -20,9 +26,6 @@ from tests.formats.test_minari import (
     spaces,
     write,
 )
-
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
 
 FORMS = ("arrow", "parquet")
 
