@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import weakref
 from pathlib import Path
@@ -30,6 +31,7 @@ def test_many_fields_need_few_open_files(tmp_path: Path, monkeypatch, durable: b
     """200 fields have 1,000 arrays, and a process may open 1,024 files: the first commit failed."""
     monkeypatch.setattr(mapped, "MAX_KEPT", 8)
     monkeypatch.setattr(mapped, "_kept", set())
+    gc.collect()  # what earlier tests left open
     before, most = descriptors(), 0
     data = {f"f{number}": np.arange(4.0) + number for number in range(12)}
     with writer(tmp_path / "a.exp", durable=durable, chunk_steps=512) as out:
@@ -44,7 +46,7 @@ def test_many_fields_need_few_open_files(tmp_path: Path, monkeypatch, durable: b
     assert opened.num_steps == 1800
     assert_same(opened.episode(449), data)
     assert expstore.verify(tmp_path / "a.exp").is_sound
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_every_file_is_synced_that_was_not_kept_open(tmp_path: Path, monkeypatch) -> None:
@@ -65,6 +67,7 @@ def test_every_file_is_synced_that_was_not_kept_open(tmp_path: Path, monkeypatch
 
 def test_a_union_of_many_stores_leaves_address_space(tmp_path: Path, monkeypatch) -> None:
     """64 GiB for each of 4,000 columns are more than the 128 TiB that there are."""
+    gc.collect()  # what earlier tests reserved would be given back in this one
     monkeypatch.setattr(mapping, "ADDRESS_BYTES", 64 << 30)
     monkeypatch.setattr(mapping, "RESERVED_SHARE", 16)
     monkeypatch.setattr(mapping._Range, "num_reserved_bytes", 0)
