@@ -13,11 +13,19 @@ from numpy.typing import NDArray
 
 from expstore.errors import SchemaError
 from expstore.loading.hindsight import uniform
-from expstore.loading.rows import Records, Rows, Steps, bits_of, bounds_of, has_next, like, needed
+from expstore.loading.rows import (
+    Records,
+    Rows,
+    RowsAbove,
+    Steps,
+    bits_of,
+    bounds_of,
+    has_next,
+    like,
+    needed,
+)
 from expstore.loading.units import Layer, Step, Unit, as_share, check_unit, layers_of
-from expstore.sampling.draw import Draw
 from expstore.schema import Field, Schema
-from expstore.storage.store import Store
 
 _KIND, _WHERE = 0x474F414C31, 0x474F414C32  # apart from all that samplers draw
 
@@ -151,20 +159,11 @@ class ChosenGoals:
 
 
 @dataclass(frozen=True)
-class GoalRows:
+class GoalRows(RowsAbove):
     """Rows that have a goal, too."""
 
-    below: Rows
     name: str
     values: torch.Tensor  # (B, *shape)
-
-    @property
-    def store(self) -> Store:
-        return self.below.store
-
-    @property
-    def draw(self) -> Draw:
-        return self.below.draw
 
     def read(self, wanted: Mapping[str, Steps]) -> dict[str, torch.Tensor]:
         """See `Rows.read`."""

@@ -16,6 +16,7 @@ from expstore.errors import SchemaError
 from expstore.loading.rows import (
     Records,
     Rows,
+    RowsAbove,
     Steps,
     bits_of,
     bounds_of,
@@ -180,20 +181,11 @@ class Goals:
 
 
 @dataclass(frozen=True)
-class RelabeledRows:
+class RelabeledRows(RowsAbove):
     """Rows in which some records have another goal, and rewards for that."""
 
-    below: Rows
     unit: Hindsight
     goals: Goals
-
-    @property
-    def store(self) -> Store:
-        return self.below.store
-
-    @property
-    def draw(self) -> Draw:
-        return self.below.draw
 
     def read(self, wanted: Mapping[str, Steps]) -> dict[str, torch.Tensor]:
         """See `Rows.read`."""

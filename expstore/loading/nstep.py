@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from expstore.errors import SchemaError
 from expstore.loading.rows import (
     Records,
-    Rows,
+    RowsAbove,
     Steps,
     bounds_of,
     has_next,
@@ -23,7 +23,6 @@ from expstore.loading.rows import (
     numbers_of,
 )
 from expstore.loading.units import Layer, Step, Unit, as_count, as_share, check_once
-from expstore.sampling.draw import Draw
 from expstore.schema import FLAGS, Field, Schema
 from expstore.storage.reading import resolve
 from expstore.storage.store import Store
@@ -143,20 +142,11 @@ class ReturnPlan:
 
 
 @dataclass(frozen=True)
-class ReturnRows:
+class ReturnRows(RowsAbove):
     """Rows in which a record's reward is a return, and what comes next is what follows that."""
 
-    below: Rows
     unit: NStep
     plan: ReturnPlan
-
-    @property
-    def store(self) -> Store:
-        return self.below.store
-
-    @property
-    def draw(self) -> Draw:
-        return self.below.draw
 
     def read(self, wanted: Mapping[str, Steps]) -> dict[str, torch.Tensor]:
         """See `Rows.read`; the steps are those of the records."""

@@ -42,6 +42,21 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True)
+class RowsAbove:
+    """What the rows of every layer have: others below them, of the same store and draw."""
+
+    below: Rows
+
+    @property
+    def store(self) -> Store:
+        return self.below.store
+
+    @property
+    def draw(self) -> Draw:
+        return self.below.draw
+
+
+@dataclass(frozen=True)
 class Records:
     """The records of a batch, before they are read: what one layer hands to the next."""
 

@@ -11,12 +11,18 @@ import torch
 from numpy.typing import NDArray
 
 from expstore.errors import SchemaError
-from expstore.loading.rows import RAGGED_PARTS, Records, Rows, Steps, bits_of, bounds_of, like
+from expstore.loading.rows import (
+    RAGGED_PARTS,
+    Records,
+    RowsAbove,
+    Steps,
+    bits_of,
+    bounds_of,
+    like,
+)
 from expstore.loading.units import Layer, Step, Unit, as_count, check_unit, layers_of
-from expstore.sampling.draw import Draw
 from expstore.schema import Field, Schema
 from expstore.storage.reading import DERIVED, resolve
-from expstore.storage.store import Store
 
 
 @dataclass(frozen=True)
@@ -79,20 +85,11 @@ class Stack(Layer):
 
 
 @dataclass(frozen=True)
-class StackRows:
+class StackRows(RowsAbove):
     """Rows in which some fields, and what comes next of them, are stacks."""
 
-    below: Rows
     k: int
     names: set[str]
-
-    @property
-    def store(self) -> Store:
-        return self.below.store
-
-    @property
-    def draw(self) -> Draw:
-        return self.below.draw
 
     def read(self, wanted: Mapping[str, Steps]) -> dict[str, torch.Tensor]:
         """See `Rows.read`."""

@@ -11,9 +11,16 @@ import torch
 from numpy.typing import NDArray
 
 from expstore.errors import SchemaError
-from expstore.loading.rows import Records, Rows, Steps, bounds_of, column, needed, numbers_of
+from expstore.loading.rows import (
+    Records,
+    RowsAbove,
+    Steps,
+    bounds_of,
+    column,
+    needed,
+    numbers_of,
+)
 from expstore.loading.units import Layer, Step, Unit, as_share, check_once
-from expstore.sampling.draw import Draw
 from expstore.schema import Field, Schema
 from expstore.storage.store import Store
 
@@ -77,19 +84,10 @@ class ReturnToGo(Layer):
 
 
 @dataclass(frozen=True)
-class ReturnToGoRows:
+class ReturnToGoRows(RowsAbove):
     """Rows that have returns, too."""
 
-    below: Rows
     unit: ReturnToGo
-
-    @property
-    def store(self) -> Store:
-        return self.below.store
-
-    @property
-    def draw(self) -> Draw:
-        return self.below.draw
 
     def read(self, wanted: Mapping[str, Steps]) -> dict[str, torch.Tensor]:
         """See `Rows.read`."""
