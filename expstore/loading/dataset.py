@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,9 +11,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from expstore.errors import ExpstoreError, SchemaError, StepRangeError
+from expstore.errors import SchemaError, StepRangeError
 from expstore.loading.batch import Batch
-from expstore.loading.reader import BatchReader
+from expstore.loading.reader import BatchReader, warm_up
 from expstore.loading.replay import (
     STATE_VERSION,
     check_loader,
@@ -283,7 +282,6 @@ def sequence_loader(
         world_size=world_size,
     )
     kwargs = {"collate_fn": Collate(transform), "num_workers": num_workers, **kwargs}
-    if num_workers and len(dataset):
-        with contextlib.suppress(ExpstoreError):  # which the workers meet, and report
-            dataset.batch([0])  # what this compiles, workers need not
+    if num_workers:
+        warm_up()  # what is compiled here, forked workers need not compile
     return SequenceLoader(dataset, positions, device, **kwargs)

@@ -100,7 +100,7 @@ class BatchReader:
 @cache
 def warm_up() -> None:
     """Load the compiled loops, which takes a second, and longer once on a machine."""
-    from expstore.storage.row_kernels import copy_rows, gather_rows
+    from expstore.storage.row_kernels import copy_block, copy_rows, gather_rows
 
     one = np.zeros(1, np.int64)
     spans = Spans.laid_out(one, one + 1)
@@ -109,7 +109,9 @@ def warm_up() -> None:
     gather_rows(np.empty((0, 3), np.int64), one, 0, 1)
     words = np.zeros((1, 2), np.uint64)
     words.flags.writeable = False  # as what is mapped
-    copy_rows(words, one[:0], np.empty((0, 2), np.uint64))
+    nothing = np.empty((0, 2), np.uint64)
+    copy_rows(words, one[:0], nothing)
+    copy_block(np.zeros((1, 2), np.uint64), 0, 0, nothing, 0)
 
 
 def plan_in(unit: Unit, store: Store, anchors: NDArray[np.int64]) -> WindowPlan:
