@@ -45,12 +45,21 @@ from expstore.storage.layout import (
 MOST_HISTORY_BYTES = 8 << 20  # a commit every five seconds writes 1 GB in a year
 
 
+def now() -> float:
+    """Seconds since 1970, to the microsecond.
+
+    So every digit that is written counts. Of a seventh one, a flipped bit could give another
+    spelling of the same number, which no checksum of what the document says would find.
+    """
+    return round(time.time(), 6)
+
+
 @dataclass(frozen=True)
 class Commit:
     """What one publication contains."""
 
     number: int
-    time: float  # seconds since 1970, UTC
+    time: float  # of `now`
     dims: dict[str, tuple[int, int]]  # live range [start, stop) of every dimension
 
 
@@ -67,7 +76,7 @@ class Root:
     def new() -> Root:
         """The root of a store without a schema yet."""
         dims = {STEP: (0, 0), EPISODE: (0, 0)}
-        return Root(secrets.token_hex(16), Schema(), Commit(0, time.time(), dims))
+        return Root(secrets.token_hex(16), Schema(), Commit(0, now(), dims))
 
     def documents(self) -> dict[str, dict[str, Any]]:
         """The `zarr.json` of every group and array by path; "" is the root."""

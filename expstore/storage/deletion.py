@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from expstore.storage.commits import (
     Commit,
     Root,
     WriterLock,
+    now,
     publish,
     read_root,
     recover,
@@ -138,7 +138,7 @@ def bury(
             files.together([partial(files.sync_directory, name) for name in (*groups, *changed)])
     live = stop if is_whole else start, stop + len(episodes)
     dims = {**root.commit.dims, DELETED: live}
-    commit = Commit(root.commit.number + 1, time.time(), dims)
+    commit = Commit(root.commit.number + 1, now(), dims)
     new = replace(root, arrays={**root.arrays, **layouts}, commit=commit)
     publish(path, new, durable=durable)
     write_documents(path, new, durable=durable)

@@ -19,7 +19,7 @@ from expstore.ragged import Ragged, Rows
 from expstore.schema import Field, Schema
 from expstore.storage import files
 from expstore.storage.coded import CodedAppender
-from expstore.storage.commits import Commit, Root, publish, write_documents
+from expstore.storage.commits import Commit, Root, now, publish, write_documents
 from expstore.storage.layout import (
     ADDING,
     EPISODE,
@@ -236,7 +236,7 @@ class NewColumn:
             if layout.dimension not in dims:
                 dims[layout.dimension] = (0, self._appenders[path].num_rows)
         arrays = {**self._root.arrays, **self._arrays}
-        return Root(self._root.store_id, schema, Commit(number, time.time(), dims), arrays)
+        return Root(self._root.store_id, schema, Commit(number, now(), dims), arrays)
 
     def close(self) -> None:
         with ExitStack() as stack:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from expstore.errors import DamagedError, FormatError, SchemaError, StateError, StorageError
 from expstore.schema import MAX_PART_BYTES
 from expstore.storage import files
-from expstore.storage.commits import WriterLock
+from expstore.storage.commits import WriterLock, now
 from expstore.storage.layout import (
     METADATA_FILE,
     PRIORITIES_KEY,
@@ -81,7 +80,7 @@ def save_state(path: Path, state: Mapping[str, Any], store_ids: Sequence[str]) -
     document, arrays = taken_apart(state)
     generation = secrets.token_hex(8)
     saved = {place: SavedArray.of(generation, place, rows) for place, rows in arrays.items()}
-    pointer = Pointer(generation, time.time(), tuple(store_ids), document, saved)
+    pointer = Pointer(generation, now(), tuple(store_ids), document, saved)
     documents = {name: canonical_json(about) for name, about in pointer.documents().items()}
     data = documents.pop("")
     _check_owner(path, pointer.store_ids)  # before anything is made there

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from expstore.storage.commits import (
     Root,
     WriterLock,
     damaged_history,
+    now,
     publish_root,
     read_root,
     recover,
@@ -160,7 +160,7 @@ class _Repair:
             str(self._quarantine.path) if self._quarantine.is_used else None,
         )
         if self._quarantine.is_used:
-            self._quarantine.report({"time": time.time(), **asdict(result)})
+            self._quarantine.report({"time": now(), **asdict(result)})
         return result
 
     def _snapshot(self) -> Snapshot:

@@ -30,6 +30,7 @@ from expstore.storage.commits import (
     cut_history,
     is_free,
     note_writing,
+    now,
     publish,
     read_root,
     recover,
@@ -371,7 +372,7 @@ class Writer:
         if self._durable:
             files.together([partial(files.sync_directory, group) for group in self._new_groups])
         self._appenders.place(durable=self._durable)
-        commit = Commit(self._root.commit.number + 1, time.time(), dims)
+        commit = Commit(self._root.commit.number + 1, now(), dims)
         root = Root(self._root.store_id, self.schema, commit, dict(self._appenders.arrays))
         root = self._within_capacity(root)
         publish(self.path, root, durable=self._durable)

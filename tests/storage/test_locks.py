@@ -64,7 +64,9 @@ def test_a_second_writer_of_this_process_is_refused_under_any_name(tmp_path: Pat
 def test_the_lock_of_a_killed_holder_is_free_though_its_child_lives(tmp_path: Path) -> None:
     """A forked worker holds the lock no longer than its parent."""
     path = tmp_path / "a.exp"
-    forks = "if not os.fork(): time.sleep(60); os._exit(0)"
+    # The child has let go of the lock by the time that its own code runs, which it tells.
+    runs = "if not os.fork(): os.write(there, b'!'); time.sleep(60); os._exit(0)"
+    forks = f"here, there = os.pipe()\n{runs}\nos.read(here, 1)"
     with holder(path, more=forks) as (process, number):
         with pytest.raises(StoreLockedError, match=f"by process {number} on"):
             writer(path)
