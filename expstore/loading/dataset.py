@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,7 @@ from expstore.sampling.draw import Draw, as_seed, fold
 from expstore.sampling.permutation import permute
 from expstore.storage.store import Store
 
+SHARED_MEMORY = Path("/dev/shm")
 SAME_ORDER = ("batch_size", "shuffle", "drop_last", "num_steps", "rank", "world_size")
 
 
@@ -185,10 +189,15 @@ class SequenceLoader(DataLoader[Any]):
         return self._walk(super().__iter__(), epoch, delivered)
 
     def _walk(self, batches: Iterator[Any], epoch: int, delivered: int) -> Iterator[Any]:
-        for batch in batches:
-            delivered += 1
-            self._stands = (epoch, delivered)
-            yield batch if self._device.type == "cpu" else batch.to(self._device)
+        try:
+            for batch in batches:
+                delivered += 1
+                self._stands = (epoch, delivered)
+                yield batch if self._device.type == "cpu" else batch.to(self._device)
+        except (OSError, EOFError, RuntimeError):
+            # Perhaps a worker was killed while it gave memory a name, which it takes away at once.
+            remove_leftovers(getattr(batches, "_workers", ()))
+            raise
         self._stands = (epoch + 1, 0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -215,6 +224,18 @@ class SequenceLoader(DataLoader[Any]):
         check_same_steps(state, own)
         self._positions.seed = state["seed"]
         self._next = self._stands = (state["epoch"], state["batch"])
+
+
+def remove_leftovers(workers: Iterable[BaseProcess]) -> None:
+    """Remove the shared memory of workers that are dead, which torch names `torch_<pid>_...`."""
+    workers = list(workers)
+    for worker in workers:
+        worker.join(0.1)  # one that was killed just now
+    gone = {str(worker.pid) for worker in workers if not worker.is_alive()}
+    with contextlib.suppress(OSError):  # where it is not listed, nobody can say what is left
+        for entry in SHARED_MEMORY.iterdir():
+            if entry.name.startswith("torch_") and entry.name.split("_")[1] in gone:
+                entry.unlink(missing_ok=True)
 
 
 def sequence_loader(

@@ -1,6 +1,7 @@
 """The DataLoader over stored windows: same batches with any workers, exact resume."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ torch = pytest.importorskip("torch")
 import expstore  # noqa: E402
 from expstore.errors import SchemaError, StateError, StepRangeError  # noqa: E402
 from expstore.loading.batch import Batch  # noqa: E402
+from expstore.loading.dataset import remove_leftovers  # noqa: E402
 from tests.loading.making import fill  # noqa: E402
 from tests.loading.test_replay import equal  # noqa: E402
 
@@ -210,6 +212,26 @@ if __name__ == "__main__":
     sys.stdout.flush()
     os._exit(0)
 """
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="shared memory is not listed here")
+def test_what_a_worker_was_killed_over_is_removed():
+    """Torch takes the name of shared memory away at once, but a kill can come before that."""
+    process = multiprocessing.get_context("spawn").Process
+    workers = [process(target=time.sleep, args=(60,)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    dead, alive = (Path(f"/dev/shm/torch_{worker.pid}_1_0") for worker in workers)
+    try:
+        dead.touch(), alive.touch()
+        workers[0].kill()
+        remove_leftovers(workers)
+        assert alive.exists() and not dead.exists()
+    finally:
+        workers[1].kill()
+        workers[1].join()
+        remove_leftovers(workers)
+    assert not alive.exists()
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="shared memory is not listed here")
