@@ -25,6 +25,7 @@ from expstore.schema import (
 
 NONE: Mapping[str, Field] = {}  # no field is known
 END_REASONS = ("terminated", "truncated", "cut", "incomplete")
+_AS_STORED = frozenset(np.dtype(f"<{code}").newbyteorder("<") for code in "?bBhHiIqQefd")
 INDEX_COLUMNS = ("start", "length", "end_reason", "return", "number", "metadata")
 
 
@@ -63,10 +64,9 @@ class Columns:
         dtypes: dict[str, str] = {}
         for name, value in flat.items():
             what, field = f"field {name!r} {where}", known.get(name.removeprefix("next_"))
-            if one_step and is_ragged([value], field):
-                arrays[name], dtypes[name] = to_ragged([value], what)
-            elif not one_step and is_ragged(value, field):
-                arrays[name], dtypes[name] = to_ragged(value, what)
+            rows = [value] if one_step else value
+            if is_ragged(rows, field):
+                arrays[name], dtypes[name] = to_ragged(rows, what)
             else:
                 array, dtypes[name] = to_array(value, what)
                 arrays[name] = array[None] if one_step else array
@@ -234,6 +234,8 @@ def to_array(value: Any, what: str) -> tuple[NDArray[Any], str]:
         SchemaError: begins with `what`; the value is no array of numbers, or would not be the
             same as one.
     """
+    if type(value) is np.ndarray and value.dtype in _AS_STORED and value.flags.c_contiguous:
+        return value, _name_of(value.dtype)
     if isinstance(value, (list, tuple)) and any(hasattr(item, "detach") for item in value):
         return _stacked([to_array(item, what) for item in value], what)
     try:
@@ -388,13 +390,15 @@ def _flag_at_end(columns: Mapping[str, Rows], flag: str, where: str) -> bool:
         return False
     values = columns[flag]
     assert not isinstance(values, Ragged), flag  # the schema does not allow it
+    if not np.count_nonzero(values):
+        return False
     if np.count_nonzero(values[:-1]):
         first = np.flatnonzero(values.reshape(len(values), -1).any(axis=1))[0]
         raise SchemaError(
             f"field {flag!r} is true at step {first} of {len(values)} {where}, but an episode "
             "ends with its flag; split it there into two episodes"
         )
-    return bool(np.count_nonzero(values[-1]))
+    return True
 
 
 def _num_steps(arrays: Mapping[str, Rows], following: Mapping[str, Rows], where: str) -> int:

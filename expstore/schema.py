@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -115,12 +116,12 @@ class Schema:
         except KeyError:
             raise FieldNotFoundError(unknown_field(name, self.fields)) from None
 
-    @property
+    @cached_property
     def next_fields(self) -> tuple[str, ...]:
         """Names of the fields whose exceptions are stored under `next/`."""
         return tuple(name for name, f in self.fields.items() if f.has_next)
 
-    @property
+    @cached_property
     def added(self) -> frozenset[str]:
         """Names of the fields that were added to a store which had steps."""
         return frozenset(name for name, f in self.fields.items() if f.added is not None)

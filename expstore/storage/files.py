@@ -290,12 +290,8 @@ def _pool(process: int) -> ThreadPoolExecutor:
 def crc32c(data: bytes | NDArray[Any], before: int = 0) -> int:
     """Checksum of bytes or of an array's bytes in C order, continuing from `before`."""
     if isinstance(data, np.ndarray):
-        # The C extension takes only buffers that nobody can write to, and copies nothing.
-        if data.ndim != 1 or data.dtype != np.uint8 or not data.flags.c_contiguous:
-            data = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        if data.flags.writeable:
-            data = data[:]
-            data.flags.writeable = False
+        data = np.ascontiguousarray(data).view()
+        data.setflags(write=False)  # the C extension copies nothing, and takes only such
     return int(google_crc32c.extend(before, data))
 
 

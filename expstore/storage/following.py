@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -88,15 +89,16 @@ def exceptions_checksum(
 ) -> int:
     """CRC-32C over each exception in turn: offset in the episode (int64), presence, value."""
     num = len(offsets)
-    head = np.empty((num, 9), np.uint8)
-    head[:, :8] = offsets.astype("<i8").view(np.uint8).reshape(num, 8)
-    head[:, 8] = present
-    if not isinstance(values, Ragged):
+    if num > 1 and not isinstance(values, Ragged):
+        head = np.empty((num, 9), np.uint8)
+        head[:, :8] = offsets.astype("<i8").view(np.uint8).reshape(num, 8)
+        head[:, 8] = present
         flat = np.ascontiguousarray(values).reshape(num, -1).view(np.uint8)
         return files.crc32c(np.concatenate([head, flat], axis=1), before)
-    crc = before
+    crc, flags = before, present.view(np.uint8)  # as they are: a damaged one is neither 0 nor 1
     for i in range(num):
-        crc = rows_checksum(values[i : i + 1], files.crc32c(head[i], crc))
+        crc = files.crc32c(struct.pack("<qB", offsets[i], flags[i]), crc)
+        crc = rows_checksum(values[i : i + 1], crc)
     return crc
 
 

@@ -51,7 +51,7 @@ class OpenEpisode:
         self._steps = {name: self._appender(f"steps/{name}", name) for name in schema.fields}
 
     def _appender(self, path: str, name: str) -> ValueAppender:
-        if not self.schema[name].ragged:
+        if not self.schema.fields[name].ragged:
             return self._appenders[path]
         return RaggedAppender(self._appenders[f"{path}/values"], self._appenders[f"{path}/end"])
 
