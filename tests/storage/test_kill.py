@@ -1,6 +1,7 @@
 """A writer is killed at any moment: whole episodes or nothing, and writing goes on."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from tests.torture.child import NEVER_S, Task
 from tests.torture.episodes import SMALL, Plan, known_episode
 from tests.torture.eviction import Limits, check_eviction
 from tests.torture.faults import Operation, frozen, interposed, small_chunks
+from tests.torture.loaders import Loaders
 from tests.torture.nursery import Nursery, journal_of
 from tests.torture.rounds import play_history, random_limits, split_rounds
 
-HISTORIES = split_rounds(40, seed=23)
+HISTORIES = split_rounds(200, seed=23)
 
 
 @pytest.fixture(scope="module")
@@ -25,17 +27,38 @@ def nursery() -> Iterator[Nursery]:
         yield started
 
 
+@pytest.fixture(scope="module")
+def loaders() -> Iterator[Loaders]:
+    with Loaders() as started:
+        yield started
+
+
 @pytest.mark.parametrize(("seed", "num_rounds"), HISTORIES)
 def test_a_kill_leaves_exactly_what_was_committed(
-    tmp_path: Path, nursery: Nursery, seed: int, num_rounds: int
+    tmp_path: Path, nursery: Nursery, loaders: Loaders, seed: int, num_rounds: int
 ) -> None:
-    tally = play_history(nursery, tmp_path, seed, num_rounds, sample=10)
+    tally = play_history(nursery, tmp_path, seed, num_rounds, sample=10, loaders=loaders)
 
     assert tally.rounds > 0
 
 
-def test_the_suite_plays_forty_rounds_and_some_of_stores_with_a_capacity() -> None:
-    assert sum(num_rounds for _, num_rounds in HISTORIES) == 40
+def test_loaders_find_what_is_wrong(tmp_path: Path, loaders: Loaders) -> None:
+    """Those of another seed must find other values, or they would find nothing ever."""
+    for seed, is_right in ((5, True), (6, False)):
+        with expstore.Writer(tmp_path / f"{seed}.exp") as writer:
+            for number in range(3):
+                writer.append(known_episode(5, number).data)
+        loaders.begin(tmp_path / f"{seed}.exp", seed)
+        time.sleep(0.5)
+        if is_right:
+            assert loaders.end() > 0
+        else:
+            with pytest.raises(AssertionError):
+                loaders.end()
+
+
+def test_the_suite_plays_two_hundred_rounds_and_some_of_stores_with_a_capacity() -> None:
+    assert sum(num_rounds for _, num_rounds in HISTORIES) == 200
     limits = [random_limits(seed) for seed, _ in HISTORIES]
     assert {(a.capacity_steps is None, a.capacity_bytes is None) for a in limits} >= {
         (True, True), (True, False), (False, True)

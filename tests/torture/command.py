@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.torture import power
+from tests.torture.loaders import Loaders
 from tests.torture.nursery import Nursery
 from tests.torture.rounds import Tally, play_history, split_rounds
 
 nursery: Nursery  # of this worker process
+loaders: Loaders  # likewise
 
 
 def main() -> int:
@@ -60,13 +62,15 @@ def _run(options: argparse.Namespace, total: Any, tasks: list[tuple[Any, ...]]) 
 
 
 def _start() -> None:
-    global nursery
-    nursery = Nursery().__enter__()  # ends with its standard input, that is with this process
+    global nursery, loaders
+    # They end with their standard input, that is with this process.
+    nursery, loaders = Nursery().__enter__(), Loaders().__enter__()
 
 
 def _play(directory: Path, seed: int, rounds: int, keep: bool) -> tuple[Tally, str | None]:
     try:
-        return play_history(nursery, directory, seed, rounds, keep=keep), None
+        tally = play_history(nursery, directory, seed, rounds, keep=keep, loaders=loaders)
+        return tally, None
     except AssertionError:
         _start()  # the old one may be in the middle of something
         return Tally(), traceback.format_exc()

@@ -15,6 +15,7 @@ from tests.torture.check import Found, check_store
 from tests.torture.child import NEVER_S, Task
 from tests.torture.episodes import Plan
 from tests.torture.eviction import Limits, check_eviction
+from tests.torture.loaders import Loaders
 from tests.torture.nursery import Nursery, journal_of
 from tests.torture.readers import Readers
 from tests.torture.saved import saved_number
@@ -46,6 +47,7 @@ class Tally:
     episodes_deleted: int = 0
     priorities_saved: int = 0
     reads_meanwhile: int = 0  # of whole episodes, by readers that were alive all the time
+    steps_loaded_meanwhile: int = 0  # by workers of a DataLoader
     files_evicted: int = 0
     kills_before_the_store_existed: int = 0
     kills_before_the_schema_was_committed: int = 0
@@ -249,8 +251,12 @@ def play_history(
     *,
     keep: bool = False,
     sample: int = 0,
+    loaders: Loaders | None = None,
 ) -> Tally:
     """Play the rounds of one store, and of a new one when it has become long.
+
+    Args:
+        loaders: also read meanwhile; None where there is no torch.
 
     Raises:
         AssertionError: names seed and round; the store is left as it was found.
@@ -259,9 +265,13 @@ def play_history(
     home.mkdir(parents=True)
     history = History(home, seed, sample=sample)
     try:
+        if loaders:
+            loaders.begin(history.path, seed)
         with Readers(history.path, seed) as readers:
             while history.tally.rounds < num_rounds and not history.is_long:
                 history.play(nursery)
+        if loaders:
+            history.tally.steps_loaded_meanwhile += loaders.end()
     except Exception as error:
         where = f"seed {seed}, round {history.tally.rounds}, in {history.path}"
         raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
@@ -271,6 +281,8 @@ def play_history(
         shutil.rmtree(home)
     rest = num_rounds - history.tally.rounds
     if rest:
-        more = play_history(nursery, directory, seed + 1, rest, keep=keep, sample=sample)
+        more = play_history(
+            nursery, directory, seed + 1, rest, keep=keep, sample=sample, loaders=loaders
+        )
         history.tally += more
     return history.tally
