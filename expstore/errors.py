@@ -121,4 +121,7 @@ class RegistryError(ExpstoreError, KeyError):
 
 
 class PostprocessError(ExpstoreError, RuntimeError):
-    """A postprocess function failed on an episode, whose raw rows are in quarantine."""
+    """A postprocess function failed on an episode.
+
+    A buffer has its raw rows in quarantine; a writer has written nothing.
+    """

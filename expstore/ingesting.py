@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from expstore.episode import Columns, encode_metadata, flatten
-from expstore.errors import DamagedError, SchemaError, SourceError
+from expstore.errors import DamagedError, PostprocessError, SchemaError, SourceError
 from expstore.formats.source import Imported, Source, SourceEpisode, open_source
 from expstore.ingest.chosen_episodes import ChosenEpisodes
 from expstore.ingest.chosen_fields import ChosenFields
 from expstore.ingest.environments import PREFIX, Policy
 from expstore.ingest.interrupts import Interrupts
-from expstore.ingest.pieces import append_in_pieces, is_lazy
+from expstore.ingest.pieces import append_in_pieces, is_lazy, read_whole
+from expstore.ingest.postprocess import postprocess_of
 from expstore.ingest.recorder import GymSource
 from expstore.ingest.report import IngestInterrupted, IngestProgress, IngestReport
 from expstore.schema import is_observation
+from expstore.storage.postprocessing import POSTPROCESS_KEY, Function, Postprocess
 from expstore.storage.store import open_store
 from expstore.storage.writer import Writer
 
@@ -49,6 +51,7 @@ def ingest_from(
     alignment: str | None = None,
     trust: bool = False,
     jobs: int | None = None,
+    postprocess: str | Function | None = None,
     cast: bool = False,
     layout: str | Mapping[str, str] = "auto",
     progress: Callable[[IngestProgress], None] | None = None,
@@ -84,6 +87,10 @@ def ingest_from(
             read as data, and those that need more are refused.
         jobs: threads that decode images, for formats that have such; episodes, their order and
             every byte are those of one.
+        postprocess: runs on each episode, held whole in memory, before it is appended: a function
+            as for `Writer`, "module:function", or a ready one with its parameters, such as
+            "gae:gamma=0.99,lambda=0.95", "returns", "n_step:n=3" or "reward_scaling" (see
+            `expstore.ingest.postprocess`). It sees the fields that `drop` and `map` leave.
         cast: as for `Writer`.
         layout: as for `Writer`.
         progress: called after each episode, and now and then in it.
@@ -93,7 +100,9 @@ def ingest_from(
         others were appended.
 
     Raises:
-        SourceError: the source cannot be read, or the store has episodes of it already.
+        SourceError: the source cannot be read, or the store has episodes of it already, or some
+            that another function than `postprocess` ran on.
+        PostprocessError: the function failed on the first episode. Later ones are in `failures`.
         SchemaError: the source's episodes do not fit the store at all.
         KeyboardInterrupt: Ctrl-C; every whole episode was kept, and the exception's `report`
             says which. Errors that end an import later keep whole episodes likewise.
@@ -119,10 +128,11 @@ def ingest_from(
     recording = _given(num_steps=steps, seed=seed, policy=policy)
     fields = ChosenFields(drop, map)
     chosen = ChosenEpisodes.of(episodes)
+    function = Postprocess(postprocess_of(postprocess)) if postprocess is not None else None
     opened = _opened(source, format, chosen.stop, recording, options, fields.dropped)
     with contextlib.closing(opened), Interrupts() as interrupts:
         with Writer(path, cast=cast, layout=layout) as writer:
-            run = _Run(opened, writer, fields, chosen, resume=resume, progress=progress)
+            run = _Run(opened, writer, fields, chosen, function, resume=resume, progress=progress)
             interrupted = False
             try:
                 run.append_all(interrupts)
@@ -147,18 +157,26 @@ class _Run:
         writer: Writer,
         fields: ChosenFields,
         chosen: ChosenEpisodes,
+        postprocess: Postprocess | None,
         *,
         resume: bool,
         progress: Callable[[IngestProgress], None] | None,
     ) -> None:
         self._source, self._writer, self._fields, self._chosen = source, writer, fields, chosen
+        self._postprocess = postprocess
         self._progress = progress or (lambda _: None)
         self._started = time.monotonic()
-        self._imported = _imported(writer.path, source.name)
+        self._imported, ran = _imported(writer.path, source.name)
         if self._imported.num_episodes and not resume:
             raise SourceError(
                 f"{writer.path} has {self._imported.num_episodes} episodes of {source.name} "
                 "already; continue after them with --resume (resume=True), or give another store"
+            )
+        if not ran <= {self._ran}:
+            other = next(iter(ran - {self._ran}))
+            raise SourceError(
+                f"{writer.path} has episodes of {source.name} with postprocess {other}, but now it "
+                f"is {self._ran}; give the same one, or another store"
             )
         if resume and not self._imported.num_episodes:
             _check_family(writer.path, source)
@@ -168,6 +186,11 @@ class _Run:
         self._num_bytes = self._final_observations = self._commit = 0
         self._provenance = {"name": source.name, "importer": f"expstore {_version()}"}
         source.account.listener = self._report_progress
+
+    @property
+    def _ran(self) -> str | None:
+        """What runs on each episode, as their metadata says it."""
+        return self._postprocess.name if self._postprocess else None
 
     @property
     def _num_episodes(self) -> int:
@@ -225,6 +248,7 @@ class _Run:
             left_out=dict(account.left_out),
             flags=dict(account.flags),
             remarks=dict(account.remarks),
+            postprocess=self._ran,
             casts=dict(self._writer.casts),
             lost_episodes=self._writer.recovery.lost_episodes,
             is_interrupted=is_interrupted,
@@ -245,7 +269,20 @@ class _Run:
         for name in self._fields.dropped:
             account.left_out.setdefault(name, "as asked for")
         found = {**self._provenance, "episode": episode.key, **episode.provenance}
-        metadata = {SOURCE_KEY: found, **episode.metadata}
+        metadata, end_reason = {SOURCE_KEY: found, **episode.metadata}, episode.end_reason
+        try:
+            if self._postprocess:
+                with allowed():
+                    whole = read_whole(flat)
+                data, end_reason, metadata = self._postprocess(
+                    whole, end_reason, metadata, f"in episode {episode.key}"
+                )
+                flat = flatten(data, "here")
+        except (SchemaError, SourceError, PostprocessError) as error:
+            if isinstance(error, PostprocessError) and not self._num_episodes:
+                raise  # it will fail on the others, too
+            account.fail(episode.key, str(error))
+            return
         try:
             columns = None if is_lazy(flat) else Columns.of(flat, "here")
         except SchemaError as error:
@@ -254,10 +291,10 @@ class _Run:
         try:
             if columns is None:
                 num_bytes, has_final = append_in_pieces(
-                    self._writer, flat, episode.end_reason, metadata, allowed, account.reached
+                    self._writer, flat, end_reason, metadata, allowed, account.reached
                 )
             else:
-                self._writer.append(flat, end_reason=episode.end_reason, **metadata)
+                self._writer.append(flat, end_reason=end_reason, **metadata)
                 num_bytes, has_final = _size_of(columns)
         except SourceError as error:
             account.fail(episode.key, str(error))
@@ -318,26 +355,33 @@ def _given(**arguments: Any) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _imported(path: Path, name: str) -> Imported:
-    """What the store at `path` has of the source of that name, or had before it was deleted."""
+def _imported(path: Path, name: str) -> tuple[Imported, set[str | None]]:
+    """What the store at `path` has of the source of that name, or had before it was deleted.
+
+    Returns:
+        That, and what ran on these episodes before they were appended.
+    """
     snapshot = open_store(path).snapshots[0]
     index, deleted = snapshot.index, set(snapshot.deleted.tolist())
     length = index.column("length")
     mark = encode_metadata({"name": name}, "")[1:-1]
     lengths: dict[int | str, int] = {}
+    ran: set[str | None] = set()
     for at in range(len(index)):
         # Parsing all metadata of a large store would take longer than the import.
         if mark not in index.metadata_bytes(index.first + at):
             continue
         try:
-            found = index.metadata(index.first + at).get(SOURCE_KEY)
+            metadata = index.metadata(index.first + at)
+            found = metadata.get(SOURCE_KEY)
         except DamagedError:
             if index.first + at in deleted:  # by a repair: it may come again
                 continue
             raise
         if isinstance(found, dict) and found.get("name") == name:
             lengths[found["episode"]] = int(length[at])
-    return Imported(frozenset(lengths), sum(lengths.values()), lengths)
+            ran.add(metadata.get(POSTPROCESS_KEY))
+    return Imported(frozenset(lengths), sum(lengths.values()), lengths), ran
 
 
 def _check_family(path: Path, source: Source) -> None:

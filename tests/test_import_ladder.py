@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 # modules of `storage`, lowest first; each may import those of earlier lines only
 STORAGE = (
     ("layout",),
-    ("files", "forking", "parallel", "row_kernels", "zstd"),
+    ("files", "fingerprint", "forking", "parallel", "row_kernels", "zstd"),
     ("advice", "protocols"),
     ("mapping",),
     ("planning",),
@@ -63,7 +63,7 @@ STORAGE = (
     ("conditions",),
     ("selection",),
     ("store",),
-    ("history", "stored_episode", "carrying"),
+    ("history", "stored_episode", "carrying", "postprocessing"),
     ("writer",),
     ("new_column",),
     ("deletion", "verification", "adding"),

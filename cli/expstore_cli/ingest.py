@@ -24,6 +24,7 @@ Examples:
   expstore ingest hopper_medium-v2.hdf5 hopper.exp --infos
   expstore ingest lift.hdf5 lift.exp --done-mode 0
   expstore ingest lift.hdf5 lift.exp --done-mode 0 --drop states --map observation/object=goal
+  expstore ingest rollouts/ ppo.exp --postprocess gae:gamma=0.99,lambda=0.95
   expstore ingest gym:HalfCheetah-v5 cheetah.exp --episodes 20""",
 )
 @click.argument("source")
@@ -87,6 +88,12 @@ Examples:
 )
 @click.option("--trust", is_flag=True, help="Let pickles run whatever code they name.")
 @click.option(
+    "--postprocess",
+    metavar="FUNCTION",
+    help="Run on each episode before it is stored: module:function, or gae, returns, n_step or "
+    "reward_scaling with parameters, as in gae:gamma=0.99,lambda=0.95.",
+)
+@click.option(
     "--expect-episodes",
     type=COUNT,
     help="Exit with 1 unless the store then has exactly N episodes of this source.",
@@ -113,6 +120,7 @@ def ingest(
     done_mode: int | None,
     alignment: str | None,
     trust: bool,
+    postprocess: str | None,
     expect_episodes: int | None,
     resume: bool,
     cast: bool,
@@ -152,6 +160,7 @@ def ingest(
                 done_mode=done_mode,
                 alignment=alignment,
                 trust=trust,
+                postprocess=postprocess,
                 cast=cast,
                 progress=bar.update,
             )

@@ -42,6 +42,8 @@ def _lines(report: expstore.IngestReport) -> Iterator[tuple[str, str]]:
     if report.shape_changes:
         changes = (f"{name} {change}" for name, change in report.shape_changes.items())
         yield "shapes", "; ".join(changes)
+    if report.postprocess:
+        yield "postprocess", f"{report.postprocess} on every episode"
     for remark, number in report.remarks.items():
         yield "note", f"{remark} ({text.count(number, 'episode')})" if number else remark
     if report.lost_episodes:

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from expstore.buffer.config import BufferConfig, SamplerConfig
 from expstore.buffer.episode_storage import EpisodeStorage
-from expstore.buffer.fingerprint import fingerprint
 from expstore.buffer.ingest import FirstError, Ingest, Report
 from expstore.buffer.journal import Journal, Quarantine, read_rows
 from expstore.buffer.postprocess import default_postprocess_fn
@@ -43,6 +42,7 @@ from expstore.errors import (
 from expstore.sampling.priority import reduce_priorities
 from expstore.spans import Spans
 from expstore.storage import files
+from expstore.storage.fingerprint import fingerprint
 from expstore.storage.store import absolute
 
 logger = logging.getLogger("expstore.buffer")

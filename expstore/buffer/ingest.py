@@ -13,7 +13,6 @@ import torch
 
 from expstore.buffer.columns import end_of, one_environment, split_at_flags, to_stored
 from expstore.buffer.episode_storage import EpisodeStorage, Finished
-from expstore.buffer.fingerprint import name_of
 from expstore.buffer.journal import Journal, Quarantine, QuarantinedEpisode
 from expstore.buffer.open_episodes import OpenEpisode
 from expstore.buffer.postprocess import RawEpisode, default_postprocess_fn, to_device
@@ -26,6 +25,7 @@ from expstore.errors import (
     SchemaError,
     UnknownEnvError,
 )
+from expstore.storage.fingerprint import name_of
 
 logger = logging.getLogger("expstore.buffer")
 

@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from expstore.buffer.postprocess import RawEpisode, default_postprocess_fn, stacked
 from expstore.errors import SchemaError
+from expstore.ingest import returns
+from expstore.ingest.returns import RunningDeviation
 
 Postprocess = Callable[[Any], dict[str, Any]]
 
@@ -23,10 +26,7 @@ Postprocess = Callable[[Any], dict[str, Any]]
 class GeneralizedAdvantage:
     """Adds `advantages` and `returns`, the advantages plus the values.
 
-    `delta[t] = reward[t] + gamma * value[t + 1] * (1 - terminated[t]) - value[t]`, and
-    `advantages[t] = delta[t] + gamma * gae_lambda * (1 - done[t]) * advantages[t + 1]`.
-    (Schulman et al.: High-dimensional continuous control using generalized advantage estimation,
-    2016, arXiv:1506.02438.)
+    The formula and its source stand at `expstore.ingest.returns.advantages`.
 
     Args:
         gamma: discount.
@@ -49,10 +49,11 @@ class GeneralizedAdvantage:
         episode = dict(self.base(raw_episode))
         reward, terminated, done = _outcome(episode)
         value = _values(raw_episode, self.value_key, terminated)
-        following = torch.where(terminated, torch.zeros_like(value[1:]), value[1:])
-        delta = reward + self.gamma * following - value[:-1]
-        keep = self.gamma * self.gae_lambda * (~done).to(delta.dtype)
-        episode["advantages"] = _backwards(delta, keep, torch.zeros_like(delta[0]))
+        found = returns.advantages(
+            _array(reward), _array(value), _array(terminated), _array(done),
+            self.gamma, self.gae_lambda,
+        )  # fmt: skip
+        episode["advantages"] = _like(reward, found)
         episode["returns"] = episode["advantages"] + value[:-1]
         return episode
 
@@ -87,9 +88,9 @@ class DiscountedReturn:
             value = _values(raw_episode, self.value_key, terminated)
             ends = done.clone()
             ends[-1] = True
-            beyond = torch.where(ends & ~terminated, self.gamma * value[1:], beyond)
-        keep = self.gamma * (~done).to(reward.dtype)
-        episode["returns"] = _backwards(reward + beyond, keep, torch.zeros_like(reward[0]))
+            beyond = torch.where(ends & ~terminated, value[1:].to(beyond.dtype), beyond)
+        found = returns.discounted_returns(_array(reward), _array(done), self.gamma, _array(beyond))
+        episode["returns"] = _like(reward, found)
         return episode
 
 
@@ -124,22 +125,12 @@ class NStepReturn:
     def __call__(self, raw_episode: Mapping[str, list[Any]]) -> dict[str, Any]:
         episode = dict(self.base(raw_episode))
         reward, terminated, done = _outcome(episode)
-        total, discount = torch.zeros_like(reward), torch.ones_like(reward)
-        last = torch.arange(len(reward), device=reward.device)
-        last = last.reshape(-1, *[1] * (reward.ndim - 1)).expand(reward.shape).clone()
-        going = torch.ones_like(done)
-        for k in range(self.n):
-            inside = _ahead(torch.ones_like(done), k)
-            going = going & inside
-            total = total + torch.where(
-                going, discount * _ahead(reward, k), torch.zeros_like(total)
-            )
-            discount = torch.where(going, discount * self.gamma, discount)
-            last = torch.where(going, last + (1 if k else 0), last)
-            going = going & ~_ahead(done, k)
-        ended = torch.gather(terminated, 0, last)
-        episode["n_step_return"] = total
-        episode["n_step_discount"] = torch.where(ended, torch.zeros_like(discount), discount)
+        total, discount, at = returns.n_step_returns(
+            _array(reward), _array(terminated), _array(done), self.n, self.gamma
+        )
+        episode["n_step_return"] = _like(reward, total)
+        episode["n_step_discount"] = _like(reward, discount)
+        last = torch.from_numpy(at).to(reward.device)
         episode["n_step_observation"] = _taken(episode["next_observation"], last)
         return episode
 
@@ -166,32 +157,25 @@ class RewardScaling:
     base: Postprocess = default_postprocess_fn
     eps: float = 1e-8
     clip: float | None = 10.0
-    count: int = field(default=0, init=False)
-    mean: float = field(default=0.0, init=False)
-    squares: float = field(default=0.0, init=False)  # sum of squared distances from the mean
+    deviation: RunningDeviation = field(default_factory=RunningDeviation, init=False, repr=False)
 
     def __call__(self, raw_episode: Mapping[str, list[Any]]) -> dict[str, Any]:
         episode = dict(self.base(raw_episode))
         reward, _, done = _outcome(episode)
-        keep = self.gamma * (~done).to(torch.float64)
-        sums = _forwards(reward.to(torch.float64), keep)
-        for value in sums.reshape(-1).tolist():  # Welford
-            self.count += 1
-            distance = value - self.mean
-            self.mean += distance / self.count
-            self.squares += distance * (value - self.mean)
-        scaled = reward / (self.squares / self.count + self.eps) ** 0.5
-        episode["reward"] = scaled if self.clip is None else scaled.clamp(-self.clip, self.clip)
+        self.deviation.update(_array(reward), _array(done), self.gamma)
+        scaled = self.deviation.scaled(_array(reward), self.eps, self.clip)
+        episode["reward"] = _like(reward, scaled)
         return episode
 
     def state_dict(self) -> dict[str, Any]:
         """The running statistics."""
-        return {"count": self.count, "mean": self.mean, "squares": self.squares}
+        return dict(vars(self.deviation))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with saved statistics."""
-        self.count = int(state["count"])
-        self.mean, self.squares = float(state["mean"]), float(state["squares"])
+        self.deviation.count = int(state["count"])
+        self.deviation.mean = float(state["mean"])
+        self.deviation.squares = float(state["squares"])
 
 
 def default_compute_gae(
@@ -214,9 +198,9 @@ def default_compute_gae(
     >>> default_compute_gae(ones, torch.zeros(3), torch.tensor([False, True]), 0.5, 1.0)[1].tolist()
     [1.5, 1.0]
     """
-    keep = (~dones.bool()).to(rewards.dtype)
-    delta = rewards + gamma * values[1:] * keep - values[:-1]
-    advantages = _backwards(delta, gamma * gae_lambda * keep, torch.zeros_like(rewards[0]))
+    ended = _array(dones.bool())
+    found = returns.advantages(_array(rewards), _array(values), ended, ended, gamma, gae_lambda)
+    advantages = _like(rewards, found)
     return advantages, advantages + values[:-1]
 
 
@@ -252,29 +236,15 @@ def _values(
     return value
 
 
-def _backwards(values: torch.Tensor, keep: torch.Tensor, beyond: torch.Tensor) -> torch.Tensor:
-    """`out[t] = values[t] + keep[t] * out[t + 1]`, beginning with `beyond`."""
-    out, running = torch.empty_like(values), beyond
-    for step in range(len(values) - 1, -1, -1):
-        running = values[step] + keep[step] * running
-        out[step] = running
-    return out
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    """A tensor of any device as an array; of bfloat16, which numpy has not, as float32."""
+    plain = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    array: NDArray[Any] = plain.detach().cpu().numpy()
+    return array
 
 
-def _forwards(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    """`out[t] = values[t] + keep[t - 1] * out[t - 1]`."""
-    out = torch.empty_like(values)
-    for step in range(len(values)):
-        out[step] = values[step] + (keep[step - 1] * out[step - 1] if step else 0.0)
-    return out
-
-
-def _ahead(values: torch.Tensor, steps: int) -> torch.Tensor:
-    """`out[t] = values[t + steps]`, 0 or false beyond the end."""
-    out = torch.zeros_like(values)
-    if steps < len(values):
-        out[: len(values) - steps] = values[steps:]
-    return out
+def _like(example: torch.Tensor, values: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(values).to(example.device, example.dtype)
 
 
 def _taken(rows: Any, last: torch.Tensor) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from expstore.errors import MissingExtraError, SourceError, how_to_install
+from expstore.ingest.lookup import imported
 
 LOG = logging.getLogger(__name__)
 
@@ -85,18 +86,7 @@ def policy_of(policy: str | Policy) -> tuple[Policy | None, str]:
         return policy, f"{named.__module__}:{named.__qualname__}"
     if policy == "random":
         return None, policy
-    module, _, function = policy.partition(":")
-    if not module or not function:
-        raise SourceError(f"--policy (policy=) must be random or module:function, got {policy!r}")
-    try:
-        found = importlib.import_module(module)
-    except ImportError as error:
-        raise SourceError(f"policy {policy!r} cannot be imported: {error}") from error
-    for part in function.split("."):
-        found = getattr(found, part, None)  # type: ignore[assignment]
-    if not callable(found):
-        raise SourceError(f"policy {policy!r}: {module} has no function {function!r}")
-    return found, policy
+    return imported(policy, "policy", "random"), policy
 
 
 def versions_of(environment: Any) -> dict[str, str]:

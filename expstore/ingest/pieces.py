@@ -22,6 +22,18 @@ def is_lazy(flat: Mapping[str, Any]) -> bool:
     return any(isinstance(column, LazyRows) for column in flat.values())
 
 
+def read_whole(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """All columns in memory.
+
+    Raises:
+        SourceError: one of them could not be read.
+    """
+    return {
+        name: column.read(0, len(column)) if isinstance(column, LazyRows) else column
+        for name, column in flat.items()
+    }
+
+
 def append_in_pieces(
     writer: Writer,
     flat: Mapping[str, Any],

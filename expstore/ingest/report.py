@@ -48,6 +48,7 @@ class IngestReport:
         flags: end flag, by the source's name -> appended or failed episodes that it ended.
         remarks: what is stored, but not as one would expect -> in how many episodes; 0 where
             it is about the source as a whole.
+        postprocess: what ran on each episode before it was appended.
         casts: field -> rows cast to the dtype of the store (`cast=True`).
         lost_episodes: appended by an earlier, killed writer of the store, but never committed.
         is_interrupted: Ctrl-C ended it; every whole episode was kept.
@@ -75,6 +76,7 @@ class IngestReport:
     left_out: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, int] = field(default_factory=dict)
     remarks: Mapping[str, int] = field(default_factory=dict)
+    postprocess: str | None = None
     casts: Mapping[str, int] = field(default_factory=dict)
     lost_episodes: int = 0
     is_interrupted: bool = False

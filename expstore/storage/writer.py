@@ -53,6 +53,7 @@ from expstore.storage.layout import (
     parents,
 )
 from expstore.storage.open_episode import OpenEpisode
+from expstore.storage.postprocessing import Function, Postprocess
 from expstore.storage.reading import Snapshot
 from expstore.storage.store import absolute
 from expstore.storage.stored_episode import StoredEpisode
@@ -78,6 +79,9 @@ class Writer:
         layout: "auto", "mapped" (plain bytes) or "coded" (compressed), for all fields or as
             {field: layout}.
         cast: allow casts that lose nothing (float32 to float64); `casts` counts them.
+        postprocess: runs on each episode before it is appended: from a `FinishedEpisode`, which
+            is a nested dict of arrays, to the fields that are to be stored. What ran is in the
+            episode's metadata. Ready ones are in `expstore.ingest.postprocess`.
         chunk_steps: steps per file, a power of two; by default by the size of a step. Small
             steps get more, so that a file fills whole pages.
         expected_steps: a size hint: with 10**8 steps or more to come, files are made larger.
@@ -113,6 +117,7 @@ class Writer:
         schema: Schema | None = None,
         layout: str | Mapping[str, str] = "auto",
         cast: bool = False,
+        postprocess: Function | None = None,
         chunk_steps: int | None = None,
         expected_steps: int | None = None,
         capacity_steps: int | None = None,
@@ -126,6 +131,7 @@ class Writer:
         self.path = absolute(path)
         self.casts: dict[str, int] = {}  # field -> rows that were cast
         self._cast = cast
+        self._postprocess = Postprocess(postprocess) if postprocess is not None else None
         self._layout = layout
         self._most_rows = most_rows(chunk_steps, expected_steps)
         self._capacity = Capacity(capacity_steps, capacity_bytes)
@@ -271,6 +277,7 @@ class Writer:
 
         Raises:
             SchemaError: the episode does not fit; nothing was written.
+            PostprocessError: the function failed; nothing was written.
             CapacityError: it alone is more than the store may hold; nothing was written.
             StorageError: the system refused. If rows could not be written, the episode is not
                 in the store. If it was the commit that was due, the text says so: the episode
@@ -278,6 +285,11 @@ class Writer:
         """
         self._check_ready("append")
         where = f"in episode {self.num_episodes}"
+        if self._postprocess:
+            data, end_reason, metadata = self._postprocess(
+                data, end_reason, metadata, where, self.schema.fields
+            )
+            where += f", as postprocess {self._postprocess.name} made it"
         columns = Columns.of(data, where, self.schema.fields)
         schema = self.schema if self.schema.fields else self._with_layout(columns.schema(where))
         casts: dict[str, int] | None = {} if self._cast else None
@@ -328,6 +340,11 @@ class Writer:
             **metadata: as in `append`.
         """
         self._check_ready("open an episode")
+        if self._postprocess:
+            raise WriterStateError(
+                "a postprocess function needs the whole episode: append it in one call, or give "
+                "this one to a Writer without postprocess="
+            )
         where = f"in episode {self.num_episodes}"
         check_end_reason(end_reason, where)
         seed, text = _split_seed(metadata, where)

@@ -152,6 +152,29 @@ def test_a_range_of_episodes_and_chosen_fields(recorded: Path, tmp_path: Path) -
     assert set(store.fields) == {"observation", "action"}
 
 
+def test_a_function_runs_on_each_episode(recorded: Path, tmp_path: Path) -> None:
+    for number, length in enumerate((3, 0, 2, 5)):
+        with np.load(recorded / f"ep{number}.npz") as file:
+            np.savez(recorded / f"ep{number}.npz", **file, reward=np.ones(length))
+    result = run(recorded, tmp_path / "a.exp", "--postprocess", "returns:gamma=0.5")
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    said = line_of(result.stdout, "postprocess")
+    assert re.fullmatch(r"\S+:DiscountedReturn\(gamma=0.5, value=None\)#\w+ on every episode", said)
+    assert expstore.open(tmp_path / "a.exp").episode(0)["returns"].tolist() == [1.75, 1.5, 1.0]
+    report = report_of(
+        recorded, tmp_path / "a.exp", "--postprocess", "returns:gamma=0.5", "--resume"
+    )
+    assert said.startswith(report["postprocess"])
+
+    other = run(recorded, tmp_path / "a.exp", "--postprocess", "n_step", "--resume")
+    assert other.exit_code == 1 and "give the same one, or another store" in other.stderr
+    failed = run(recorded, tmp_path / "b.exp", "--postprocess", "gae")
+    assert failed.exit_code == 1 and "must be a field 'value'" in failed.stderr
+    unknown = run(recorded, tmp_path / "c.exp", "--postprocess", "gea")
+    assert unknown.exit_code == 1 and "one of gae, returns" in unknown.stderr
+
+
 def test_errors_speak_of_flags_alone(recorded: Path, tmp_path: Path) -> None:
     run(recorded, tmp_path / "a.exp")
 

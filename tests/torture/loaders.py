@@ -6,6 +6,7 @@ next line, which is empty, and answers with a line: how many steps it read, and 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -109,6 +110,7 @@ def read(path: str, seed: int) -> int:
 
 def load(store: expstore.Store, seed: int, order: int) -> int:
     """Load a few batches with one worker; returns how many steps they had."""
+    gc.collect()  # torch complains in the next worker of loaders that are forgotten there
     loader = expstore.sequence_loader(
         expstore.SequenceDataset(store, fields=list(Plan.of(seed).fields)),
         BATCH_STEPS,

@@ -1,4 +1,4 @@
-"""Fingerprints of functions, by which a buffer notices that another one came with the restart."""
+"""Fingerprints of functions, by which one notices that another one ran."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def fingerprint(function: Callable[..., Any]) -> str:
     """`module:name#digest`; the digest is over the source and what is bound to it.
 
     >>> def double(episode): return episode
-    >>> fingerprint(double).startswith("expstore.buffer.fingerprint:double#")
+    >>> fingerprint(double).startswith("expstore.storage.fingerprint:double#")
     True
     """
     digest = hashlib.sha256("\n".join(_parts(function, 0)).encode()).hexdigest()[:DIGITS]
