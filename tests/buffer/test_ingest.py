@@ -105,6 +105,31 @@ def test_rows_fed_as_next_step_autoreset_gives_them_are_the_true_transitions(
     assert transitions(auto) == [(0, 1, 1, 0, False), (1, 2, 2, 1, True), (50, 51, 51, 50, True)]
 
 
+def test_rows_fed_as_same_step_autoreset_needs_them_are_the_true_transitions(
+    auto: DataBuffer,
+) -> None:
+    """Two rows on the step that ends an episode: its final observation, then the reset's."""
+    rows = [(0, ""), (1, ""), (2, "terminated"), (50, ""), (51, ""), (52, "truncated"), (90, "")]
+    for number, end in rows:
+        auto.add_transition("env", env_ret(number, end=end), response(number))
+
+    assert [row[:2] for row in transitions(auto)] == [(0, 1), (1, 2), (50, 51), (51, 52)]
+    assert [row[4] for row in transitions(auto)] == [False, True, False, False]
+
+
+def test_both_flags_are_kept_and_the_termination_decides(auto: DataBuffer) -> None:
+    feed(auto, [0])
+    both = env_ret(1, end="terminated")
+    both.last_truncated = True
+    auto.add_transition("env", both, response(1))
+
+    rows = auto.get_all()
+    assert (rows["terminated"].tolist(), rows["truncated"].tolist()) == ([True], [True])
+    assert auto.path is not None and expstore.open(auto.path).episodes[0]["end_reason"] == (
+        "terminated"
+    )
+
+
 def test_a_stream_that_goes_on_after_a_flag_is_split_there(buffer: DataBuffer) -> None:
     for number, end in [(0, ""), (1, ""), (2, "terminated"), (50, ""), (51, "")]:
         buffer.add_transition("env", env_ret(number, end=end), response(number))

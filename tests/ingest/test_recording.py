@@ -263,7 +263,7 @@ def test_stable_baselines_trains_through_it(tmp_path: Path) -> None:
     assert store.episodes[0]["env_id"] == "CartPole-v1"
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("mode", MODES)
 def test_nested_observations_reach_a_buffer_as_the_true_transitions(
     tmp_path: Path, mode: AutoresetMode
 ) -> None:
