@@ -180,6 +180,7 @@ class Check:
         root, path = self.snapshot.root, self.snapshot.path
         expected = root.documents()
         copied = copied_commit(path, root.store_id)
+        lengths: dict[str, set[int]] = {}
         # A commit writes the copy last: as long as it is older, others may be, too.
         lags = copied is not None and copied < root.commit.number
         for position, (name, found) in enumerate(documents_on_disk(path, root)):
@@ -187,7 +188,8 @@ class Check:
                 lags = found != expected[name]
             is_sound = found == expected[name]
             if not is_sound and lags:
-                is_sound = found is None or _agrees(found, expected[name], _lengths(path, root))
+                lengths = lengths or _lengths(path, root)
+                is_sound = found is None or _agrees(found, expected[name], lengths)
             # Asked after reading: what a writer published meanwhile is no problem.
             if not is_sound and self.snapshot.is_newest():
                 text = f"{path / name / METADATA_FILE} is not as the commit says"

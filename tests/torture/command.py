@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import multiprocessing
 import sys
@@ -19,7 +20,7 @@ from tests.torture.nursery import Nursery
 from tests.torture.rounds import Tally, play_history, split_rounds
 
 nursery: Nursery  # of this worker process
-loaders: Loaders  # likewise
+loaders: Loaders | None  # likewise; None where there is no torch
 
 
 def main() -> int:
@@ -64,7 +65,9 @@ def _run(options: argparse.Namespace, total: Any, tasks: list[tuple[Any, ...]]) 
 def _start() -> None:
     global nursery, loaders
     # They end with their standard input, that is with this process.
-    nursery, loaders = Nursery().__enter__(), Loaders().__enter__()
+    nursery, loaders = Nursery().__enter__(), None
+    if importlib.util.find_spec("torch"):
+        loaders = Loaders().__enter__()
 
 
 def _play(directory: Path, seed: int, rounds: int, keep: bool) -> tuple[Tally, str | None]:

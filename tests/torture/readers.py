@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,8 @@ class Readers:
         self._path, self._seed = path, seed
         self._errors: list[Exception] = []
         self._ended = threading.Event()
+        self._awake = threading.Event()
+        self._awake.set()
         self._threads = [
             threading.Thread(target=self._run, args=(stays,), daemon=True) for stays in (1, 20)
         ]
@@ -38,16 +42,25 @@ class Readers:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
+        self._awake.set()
         for thread in self._threads:
             thread.join()
         if self._errors:
             raise self._errors[0]
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """While no writer is at work there is nothing to be found, and the check is faster."""
+        self._awake.clear()
+        yield
+        self._awake.set()
 
     def _run(self, stays: int) -> None:
         rng, store = np.random.default_rng([self._seed, stays]), None
         try:
             while not self._ended.is_set():
                 for _ in range(stays):
+                    self._awake.wait()
                     self._look(store, rng)
                     time.sleep(PAUSE_S)
                 try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,8 +142,8 @@ class History:
         self._limits = random_limits(seed)
         self.num_files_evicted = 0
 
-    def play(self, nursery: Nursery) -> Found:
-        """One round: a writer, its end, the check."""
+    def play(self, nursery: Nursery, readers: Readers | None = None) -> Found:
+        """One round: a writer, its end, the check, during which the readers rest."""
         task = random_task(self.path, self._journals, self.seed, self._round, self._limits)
         self._round += 1
         status = nursery.run(task)
@@ -150,7 +151,8 @@ class History:
         self.tally.priorities_saved += sum(what == "saved" for what, *_ in journal)
         before, commits_in_append = self._found, task.commit_interval_s < NEVER_S
         self.state.hear(journal, commits_in_append=commits_in_append)
-        found = check_store(self.path, self.seed, self.state.allowed, sample=self._sample)
+        with readers.resting() if readers else nullcontext():
+            found = check_store(self.path, self.seed, self.state.allowed, sample=self._sample)
         assert found.commit >= before.commit, (found, before)
         self.state.found(found.num_episodes, found.deleted, saved_number(self.path))
         if found.commit >= 0:
@@ -269,7 +271,7 @@ def play_history(
             loaders.begin(history.path, seed)
         with Readers(history.path, seed) as readers:
             while history.tally.rounds < num_rounds and not history.is_long:
-                history.play(nursery)
+                history.play(nursery, readers)
         if loaders:
             history.tally.steps_loaded_meanwhile += loaders.end()
     except Exception as error:
