@@ -55,7 +55,7 @@ class AlohaFiles:
             with contextlib.ExitStack() as stack:  # long columns are read after it was given
                 try:
                     opened = stack.enter_context(hdf5.open_file(file))
-                    with hdf5.reading("it"):
+                    with hdf5.reading(file):
                         episode = self._episode(file, opened)
                 except SourceError as error:
                     self.account.fail(file.name, str(error))

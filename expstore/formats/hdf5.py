@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expstore.errors import MissingExtraError, SourceError, how_to_install
+from expstore.formats.cut_hdf5 import CutFile, check_there, cut_at
 from expstore.formats.lazy_rows import rows_or_lazy
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 # What h5py raises for what is damaged, or is not what its name says.
 UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, MemoryError)
 BLOCK_BYTES = 8 << 20  # of one dataset, held at a time
-_TRUNCATED = re.compile(r"truncated file: eof = (\d+).*stored_eof = (\d+)")
+_TRUNCATED = re.compile(r"truncated file: eof = \d+.*stored_eof = (\d+)")
 
 
 def is_hdf5(path: Path) -> bool:
@@ -53,9 +54,12 @@ def load_h5py() -> Any:
 def open_file(path: Path) -> Any:
     """An `h5py.File` for reading.
 
+    Of one that is cut off, `member` and `datasets` refuse what lies beyond its end.
+
     Raises:
         MissingExtraError: h5py is not installed.
-        SourceError: it is no HDF5 file, is cut off, damaged, or open for writing elsewhere.
+        SourceError: it is no HDF5 file, is damaged, or open for writing elsewhere; or it is cut
+            off, and what finds the data is missing.
     """
     h5py = load_h5py()
     if not is_hdf5(path):
@@ -68,13 +72,33 @@ def open_file(path: Path) -> Any:
         ) from error
     except OSError as error:
         if found := _TRUNCATED.search(str(error)):
-            there, announced = (f"{int(number):,}" for number in found.groups())
-            raise SourceError(
-                f"{path} is cut off: {there} of its {announced} bytes are there, and what finds "
-                "the data in an HDF5 file may be in the rest; copy it again, or import another "
-                "copy. If its writer was killed, h5clear of the HDF5 tools may open it"
-            ) from error
+            return _open_cut(CutFile(path, int(found[1])), error)
         raise SourceError(f"{path} cannot be opened as HDF5: {reason(error)}") from error
+
+
+def _open_cut(cut: CutFile, error: OSError) -> Any:
+    try:
+        file = load_h5py().File(cut, "r")
+        names = list(file)
+        if not names or any(_is_listed(file, name) for name in names):
+            return file
+    except UNREADABLE:
+        pass
+    cut.close()
+    raise SourceError(
+        f"{cut.path} is cut off: {cut.account}, and what finds the data is in the rest; copy it "
+        "again, or import another copy. If its writer was killed, h5clear of the HDF5 tools may "
+        "open it"
+    ) from error
+
+
+def _is_listed(group: Any, name: str) -> bool:
+    """Whether a member can be found, and what is in it."""
+    try:
+        node = group[name]
+        return not is_group(node) or list(node) is not None
+    except UNREADABLE:
+        return False
 
 
 @contextlib.contextmanager
@@ -85,7 +109,9 @@ def reading(what: str | Path) -> Iterator[None]:
     except UNREADABLE as error:
         if isinstance(error, SourceError):
             raise
-        raise SourceError(f"{what} cannot be read: {reason(error)}") from error
+        cut = cut_at(what) if isinstance(what, Path) else None
+        why = reason(error) if cut is None else f"it is cut off: {cut.account}; {reason(error)}"
+        raise SourceError(f"{what} cannot be read: {why}") from error
 
 
 def member(group: Any, name: str) -> Any:
@@ -100,7 +126,7 @@ def check_own(group: Any, name: str) -> None:
     """Refuse data that lies in another file: who made this one may not say what else is read.
 
     Raises:
-        SourceError: an external link, or a dataset whose bytes are elsewhere.
+        SourceError: an external link, or a dataset whose bytes are elsewhere, or missing.
     """
     h5py = load_h5py()
     what = f"{group.name.rstrip('/')}/{name}"
@@ -109,6 +135,7 @@ def check_own(group: Any, name: str) -> None:
     node = group[name]
     if not isinstance(node, h5py.Dataset):
         return
+    check_there(node)
     sources = [source.file_name for source in node.virtual_sources()] if node.is_virtual else []
     # A data set may lie in several files side by side, as long as it cannot point elsewhere.
     if node.external or any(Path(s).is_absolute() or ".." in Path(s).parts for s in sources):

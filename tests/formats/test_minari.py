@@ -442,13 +442,15 @@ def test_a_recording_killed_before_its_first_episode_is_refused(tmp_path: Path) 
         open_source(path)
 
 
-def test_a_file_that_is_cut_off_is_refused_with_what_is_there(tmp_path: Path) -> None:
+def test_the_episode_of_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, buffer(3))
     with main_file(path).open("r+b") as file:
         file.truncate(5000)
 
-    with pytest.raises(SourceError, match="is cut off: 5,000 of its"):
-        open_source(path)
+    source = open_source(path)
+    assert not list(source.episodes())
+    assert [failure.key for failure in source.account.failures] == ["episode_0"]
+    source.close()
 
 
 def test_a_form_that_is_not_known_is_named(tmp_path: Path) -> None:
