@@ -46,9 +46,7 @@ def episodes_of(path: Path, **options: Any) -> tuple[dict[Any, dict[str, bytes]]
     source = open_source(path, **options)
     try:
         found = {
-            episode.key: {
-                name: np.asarray(read(rows)).tobytes() for name, rows in flatten(episode.data).items()
-            }
+            episode.key: {name: bytes_of(rows) for name, rows in flatten(episode.data).items()}
             for episode in source.episodes()
         }
     finally:
@@ -56,8 +54,8 @@ def episodes_of(path: Path, **options: Any) -> tuple[dict[Any, dict[str, bytes]]
     return found, [failure.key for failure in source.account.failures]
 
 
-def read(rows: Any) -> Any:
-    return rows.read(0, len(rows)) if hasattr(rows, "read") else rows
+def bytes_of(rows: Any) -> bytes:
+    return np.asarray(rows.read(0, len(rows)) if hasattr(rows, "read") else rows).tobytes()
 
 
 @pytest.mark.parametrize("write", [demonstrations, recorded])
