@@ -44,7 +44,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 STORAGE = (
     ("layout",),
     ("files", "fingerprint", "forking", "parallel", "row_kernels", "zstd"),
-    ("advice", "protocols"),
+    ("advice", "protocols", "moved_column"),
     ("mapping",),
     ("planning",),
     ("mapped", "coded", "ragged", "boundaries", "contiguity", "holding", "tombstones"),

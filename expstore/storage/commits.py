@@ -41,6 +41,7 @@ from expstore.storage.layout import (
     group_metadata,
     parents,
 )
+from expstore.storage.moved_column import with_moved_column
 
 MOST_HISTORY_BYTES = 8 << 20  # a commit every five seconds writes 1 GB in a year
 
@@ -452,7 +453,12 @@ def restored_root(path: Path) -> Root:
     if newest is None or newest["number"] <= root.commit.number:
         return root
     dims = {name: _checked_range(name, *b) for name, b in newest["dims"].items()}
-    arrays = root.arrays | (deleted_arrays() if DELETED in dims else {})
+    schema, arrays = root.schema, root.arrays
+    if newest["number"] == root.commit.number + 1:
+        schema, arrays = with_moved_column(
+            path, root.store_id, schema, arrays, dims, newest["number"]
+        )
+    arrays = arrays | (deleted_arrays() if DELETED in dims else {})
     undecided = any(f.layout == "auto" for f in root.schema.fields.values()) and dims[STEP][1]
     if undecided or dims.keys() != {a.dimension for a in arrays.values()} | {STEP, EPISODE}:
         raise FormatError(
@@ -460,7 +466,7 @@ def restored_root(path: Path) -> Root:
             f"arrays than at commit {newest['number']}, so the root cannot be restored"
         )
     commit = Commit(newest["number"], newest["time"], dims)
-    return replace(root, arrays=arrays, commit=commit)
+    return replace(root, schema=schema, arrays=arrays, commit=commit)
 
 
 # -- one writer at a time ------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -24,17 +23,15 @@ from expstore.storage.layout import (
     ADDING,
     EPISODE,
     ArrayLayout,
-    ChunkLimits,
-    arrays_of,
     canonical_json,
 )
 from expstore.storage.mapped import MappedAppender
+from expstore.storage.moved_column import PROGRESS_FILE, column_arrays, noted_column
 from expstore.storage.protocols import Appender
 from expstore.storage.ragged import RaggedAppender, rows_checksum
 from expstore.storage.reading import Snapshot
 from expstore.storage.undecided import choose, is_undecided
 
-PROGRESS_FILE = f"{ADDING}/progress"
 NOTE_BYTES, NOTE_S = 64 << 20, 10.0  # of values, and of time, that a kill may cost
 
 
@@ -68,7 +65,7 @@ class NewColumn:
 
     def begin(self, resume: bool) -> None:
         """Clear the place, or check that it has what is to be continued."""
-        noted = self._noted() if resume else None
+        noted = noted_column(self._path) if resume else None
         if noted is None:
             files.remove_directory(self._place)
             return
@@ -86,11 +83,11 @@ class NewColumn:
 
     def take_up(self) -> int:
         """Continue after the episodes that are done; returns how many."""
-        noted = self._noted()
+        noted = noted_column(self._path)
         if noted is None or noted["next_episode"] <= self._first_episode:
             return self._start_anew()
         self._field = Schema.from_json({"fields": {self._name: noted["field"]}})[self._name]
-        arrays = self._new_arrays()
+        arrays = column_arrays(self._name, self._field, self._root.arrays)
         if not all(self._has_files(a, noted["rows"][p]) for p, a in arrays.items()):
             return self._start_anew()
         self._open(noted["rows"])
@@ -102,14 +99,6 @@ class NewColumn:
         files.make_directory(self._place)
         self._field = None
         return 0
-
-    def _noted(self) -> dict[str, Any] | None:
-        try:
-            noted = json.loads(files.read(self._path / PROGRESS_FILE))
-        except (FileNotFoundError, ValueError):
-            return None
-        keys = {"name", "store_id", "field", "rows", "next_episode"}
-        return noted if isinstance(noted, dict) and keys <= noted.keys() else None
 
     def _has_files(self, layout: ArrayLayout, num_rows: int) -> bool:
         """Whether all files are there that hold rows up to this one; an opening may remove some."""
@@ -245,7 +234,8 @@ class NewColumn:
 
     def _open(self, rows: Mapping[str, int]) -> None:
         """Open the arrays after so many rows of each, by path; by default before the first."""
-        self._arrays = self._new_arrays()
+        assert self._field is not None
+        self._arrays = column_arrays(self._name, self._field, self._root.arrays)
         for path, layout in self._arrays.items():
             files.make_directory(self._place / path)
             first = self._first_row(layout)
@@ -259,18 +249,3 @@ class NewColumn:
 
     def _first_row(self, layout: ArrayLayout) -> int:
         return self._root.commit.dims.get(layout.dimension, (0, 0))[0]
-
-    def _new_arrays(self) -> dict[str, ArrayLayout]:
-        """Those of the field, in chunks as long as those of the store."""
-        assert self._field is not None
-        known = self._root.arrays
-        limits = ChunkLimits(
-            known["steps/done"].chunk_rows, known["episodes/end_reason"].chunk_rows
-        )
-        schema = Schema({self._name: self._field})
-        beside = f"episodes/crc32c/{self._name}"
-        return {
-            path: layout
-            for path, layout in arrays_of(schema, limits).items()
-            if path.startswith(f"steps/{self._name}") or path == beside
-        }

@@ -343,3 +343,39 @@ def test_a_kill_at_any_operation_leaves_a_commit(
     assert counts["without"] * EACH > 60
     assert counts["with"] * EACH > 2
     assert counts["resumed"] * EACH > 20
+
+
+@pytest.mark.parametrize("kind", ["mapped", "coded", "ragged"])
+def test_a_root_that_is_damaged_after_a_kill_keeps_the_new_column(
+    path: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copy may be of the commit before, and lack the column.
+
+    If the kill came before the root itself, all of the commit is there but its root.
+    """
+    monkeypatch.setattr(files, "together", lambda calls: [call() for call in calls] and None)
+    function, layout = (words, "auto") if kind == "ragged" else (doubled, kind)
+    copies: list[Path] = []
+
+    def look(operation: Operation) -> None:
+        name = operation.path.removeprefix(f"{path}/")
+        if operation.call == "replace" and name in ("zarr.json", "__expstore/root"):
+            copies.append(tmp_path / f"copy-{len(copies)}.exp")
+            shutil.copytree(path, copies[-1])
+
+    with interposed(frozen(look)):
+        expstore.add_field(path, "new", function, layout=layout, durable=False)
+    assert len(copies) == 2
+    assert all(b"new" not in (copy / "__expstore/root").read_bytes() for copy in copies)
+    for copy in copies:
+        whole = (copy / "zarr.json").read_bytes()
+        (copy / "zarr.json").write_bytes(whole[: len(whole) // 2])
+        repaired = expstore.repair(copy)
+        assert repaired.lost == []
+        assert b"new" not in whole or (copy / "zarr.json").read_bytes() == whole
+        store = expstore.open(copy)
+        for number, length in enumerate(LENGTHS):
+            expected = function(episode_of(number, length))
+            np.testing.assert_array_equal(store.episode(number)["new"], expected)
+        assert expstore.verify(copy).is_sound
+        shutil.rmtree(copy)
