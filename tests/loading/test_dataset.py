@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -249,4 +250,33 @@ def test_killed_workers_leave_nothing_in_shared_memory(tmp_path: Path, method: s
     deadline = time.monotonic() + 10
     while shared_memory(pids) and time.monotonic() < deadline:
         time.sleep(0.05)
+    assert not shared_memory(pids)
+
+
+ORPHANING = """
+import os, signal, sys
+import expstore
+
+if __name__ == "__main__":
+    dataset = expstore.SequenceDataset(expstore.open(sys.argv[1]), expstore.Sequence(length=4))
+    loader = expstore.sequence_loader(dataset, 4, num_workers=2, multiprocessing_context="fork")
+    walk = iter(loader)
+    next(walk)
+    workers = walk.gi_frame.f_locals["batches"]._workers
+    print(os.getpid(), *(worker.pid for worker in workers), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="shared memory is not listed here")
+def test_workers_whose_parent_was_killed_end_and_leave_nothing(tmp_path: Path):
+    fill(tmp_path / "a.exp", LENGTHS)
+    script = tmp_path / "orphaning.py"
+    script.write_text(ORPHANING)
+    command = [sys.executable, str(script), str(tmp_path / "a.exp")]
+    # The workers have its output, too, so this returns when the last of them has ended.
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=100, check=False)
+    assert done.returncode == -signal.SIGKILL
+    pids = done.stdout.split()
+    assert len(pids) == 3
     assert not shared_memory(pids)
