@@ -285,6 +285,16 @@ def test_an_interrupted_export_leaves_nothing(tmp_path: Path, form: str) -> None
     expstore.export_to(path, tmp_path / "out", format=form, lossy=True)
 
 
+def test_what_a_killed_export_left_is_named_and_left_alone(tmp_path: Path) -> None:
+    path, left = written(tmp_path / "a.exp", nested), tmp_path / "b.partial"
+    left.mkdir()
+    (left / "0.npz").write_bytes(b"half")
+    with pytest.raises(SchemaError, match=r"b\.partial is in the way, .* killed export; remove it"):
+        expstore.export_to(path, tmp_path / "b", format="npz")
+    assert (left / "0.npz").read_bytes() == b"half"
+    assert not (tmp_path / "b").exists()
+
+
 def test_a_target_that_is_taken_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "a.exp", episode_of)
     (tmp_path / "out").write_text("mine")
