@@ -8,8 +8,8 @@ It runs by hand, and the files are checked in:
 
 Only `common/driver.py` and `common/replay.py` are loaded, without the package around them, which
 needs an old TensorFlow.
-The packages of Dreamer V3 and `embodied` cannot be installed (their sources lack a file of
-requirements), V1 and DrQ-v2 are no packages: the tests write their layouts with numpy.
+Dreamer V3 has a script of its own; V1 and DrQ-v2 are no packages: the tests write their layouts
+with numpy.
 """
 
 from __future__ import annotations

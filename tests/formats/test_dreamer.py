@@ -1,5 +1,6 @@
-"""Episodes and chunks of Dreamer and DrQ-v2: V2 as it wrote them itself, others as they do."""
+"""Episodes and chunks of Dreamer and DrQ-v2: V2 and V3 as they wrote them, others as they do."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -361,3 +362,19 @@ def test_another_folder_under_the_right_name_is_refused(tmp_path: Path) -> None:
     _, report = ingest(tmp_path, format="dreamer")
 
     assert "is not of Dreamer or DrQ-v2; looked for" in report.failures[0].reason
+
+
+def test_chunks_that_dreamer_v3_wrote_itself(tmp_path: Path) -> None:
+    """Three episodes over three chunks, the last one unfinished (`scripts/clients`)."""
+    given = dict(np.load(WRITTEN.with_name("dreamerv3.npz")))
+    report = expstore.ingest_from(WRITTEN.with_name("dreamerv3"), tmp_path / "a.exp")
+
+    store = expstore.open(tmp_path / "a.exp")
+    assert store.episodes["end_reason"].tolist()[:2] == ["truncated", "terminated"]
+    starts = [*np.flatnonzero(given["is_first"]), len(given["is_first"])]
+    for number, (start, stop) in enumerate(itertools.pairwise(starts)):
+        found = store.episode(number)
+        assert found["observation"]["image"].tobytes() == given["image"][start:stop].tobytes()
+        assert found["action"].tobytes() == given["action"][start : stop - 1].tobytes()
+        assert found["reward"].tobytes() == given["reward"][start + 1 : stop].tobytes()
+    assert report.num_episodes == 3 and not report.failures
