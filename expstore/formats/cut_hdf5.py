@@ -11,6 +11,10 @@ from typing import Any
 from expstore.errors import SourceError
 
 
+class MissingRowsError(SourceError):
+    """A dataset lies beyond the end of its file."""
+
+
 class CutFile(io.RawIOBase):
     """A file that seems to have the bytes that it announces; those beyond its end are zeros.
 
@@ -76,7 +80,7 @@ def check_there(dataset: Any) -> None:
     """Refuse a dataset of a `CutFile` that does not lie before its end, or cannot be found.
 
     Raises:
-        SourceError: names it.
+        MissingRowsError: names it.
     """
     cut = _open.get(dataset.file.filename)
     if cut is None:
@@ -86,7 +90,7 @@ def check_there(dataset: Any) -> None:
     except (OSError, RuntimeError, ValueError):
         stop = cut.announced
     if stop > cut.num_bytes:
-        raise SourceError(
+        raise MissingRowsError(
             f"{dataset.name} lies beyond the end of {cut.path}, which is cut off: {cut.account}"
         )
 

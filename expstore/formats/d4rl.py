@@ -141,8 +141,9 @@ class D4rlFile:
 
     def _others(self, group: str, known: set[str]) -> dict[str, Any]:
         """Datasets that are no part of a step: infos, if they were asked for."""
-        infos = {}
-        for name, dataset in hdf5.datasets(self._file[group]):
+        infos: dict[str, Any] = {}
+        lost: dict[str, str] = {}
+        for name, dataset in hdf5.datasets(self._file[group], lost=lost):
             if name in known or name.startswith(("metadata/", "virtual/")):
                 continue
             if not name.startswith("infos/"):
@@ -153,6 +154,9 @@ class D4rlFile:
                 self.account.left_out[name] = f"has dtype {dataset.dtype}"
             else:
                 infos[name] = dataset
+        if self._infos and lost:
+            raise SourceError(f"{next(iter(lost.values()))}; leave out --infos (infos=True)")
+        self.account.left_out.update(lost)
         if group == "/" and hdf5.member(self._file, "virtual") is not None:
             self.account.left_out["virtual"] = "the datasets at the root were taken"
         return infos

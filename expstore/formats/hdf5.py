@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expstore.errors import MissingExtraError, SourceError, how_to_install
-from expstore.formats.cut_hdf5 import CutFile, check_there, cut_at
+from expstore.formats.cut_hdf5 import CutFile, MissingRowsError, check_there, cut_at
 from expstore.formats.lazy_rows import rows_or_lazy
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -150,20 +150,31 @@ def is_group(node: Any) -> bool:
     return isinstance(node, load_h5py().Group)
 
 
-def datasets(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def datasets(
+    group: Any, prefix: str = "", *, lost: dict[str, str] | None = None
+) -> Iterator[tuple[str, Any]]:
     """Every dataset under a group, by its path in it; links that lead nowhere are left out.
 
+    Args:
+        lost: takes those that a file which is cut off has no more, with the reason.
+
     Raises:
-        SourceError: groups that contain themselves.
+        SourceError: groups that contain themselves; or one is lost, and there is no `lost`.
     """
     if prefix.count("/") > 32:
         raise SourceError(f"groups in {prefix[:80]}... are nested too deeply")
     for name in group:
-        node = member(group, name)
+        try:
+            node = member(group, name)
+        except MissingRowsError as error:
+            if lost is None:
+                raise
+            lost[f"{prefix}{name}"] = str(error)
+            continue
         if is_dataset(node):
             yield f"{prefix}{name}", node
         elif is_group(node):
-            yield from datasets(node, f"{prefix}{name}/")
+            yield from datasets(node, f"{prefix}{name}/", lost=lost)
 
 
 def is_text(dataset: Any) -> bool:

@@ -93,3 +93,22 @@ def test_columns_of_all_episodes_that_lie_beyond_the_cut_are_named(tmp_path: Pat
 
     with pytest.raises(SourceError, match=r"/rewards lies beyond the end of .*, which is cut off"):
         open_source(path)
+
+
+def test_of_d4rl_only_the_columns_that_are_asked_for_must_be_there(tmp_path: Path) -> None:
+    path, rng = tmp_path / "d4rl.hdf5", np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        for name in ("observations", "actions", "rewards"):
+            file[name] = rng.normal(size=(500, 3) if name != "rewards" else 500)
+        file["terminals"] = file["timeouts"] = np.arange(500) % 100 == 99
+        file["infos/qpos"] = rng.normal(size=(500, 9))
+        qpos = file["infos/qpos"].id.get_offset()
+    whole, _ = episodes_of(path)
+    path.write_bytes(path.read_bytes()[: qpos + 1000])
+
+    source = open_source(path)
+    assert "lies beyond the end" in source.account.left_out["infos/qpos"]
+    source.close()
+    assert episodes_of(path) == (whole, [])
+    with pytest.raises(SourceError, match=r"/infos/qpos lies beyond .* leave out --infos"):
+        open_source(path, infos=True)
