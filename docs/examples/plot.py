@@ -25,7 +25,8 @@ def picture(curve: list[tuple[float, float]], level: float | None = None) -> str
         f'<polyline points="{line}" fill="none" stroke="#1f77b4" stroke-width="2"/>',
         f'<text x="{WIDTH / 2}" y="{HEIGHT - 6}">gradient steps</text>',
     ]
-    parts += [f'<text x="8" y="{y(v) + 4:.0f}">{v:.0f}</text>' for v in {low, high}]
+    digits = 0 if high - low > 10 else 2
+    parts += [f'<text x="8" y="{y(v) + 4:.0f}">{v:.{digits}f}</text>' for v in (low, high)]
     parts += [
         f'<text x="{x(s) - 8:.0f}" y="{HEIGHT - BOTTOM + 8}">{s:.0f}</text>'
         for s in (steps[0], steps[-1])

@@ -1,33 +1,32 @@
-"""The data side of a world model on Atari frames: burn-in, resets within windows, masks.
+"""A small world model on Atari frames: burn-in, resets within windows, masks.
 
 expstore ingest gym:ALE/Pong-v5 pong.exp --steps 20000
 python world_model.py pong.exp
 
-A recurrent model reads windows of `burn_in + length` frames. The burn-in brings its state up to
-date without gradients; `is_first` empties the state where an episode begins inside a window.
+A recurrent model reads windows of `burn_in + length` frames and foretells the next frame, small
+and gray, and the reward. The burn-in brings its state up to date without gradients; `is_first`
+empties the state where an episode begins inside a window.
 """
 
 import sys
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
 import expstore
 
-LENGTH, BURN_IN, BATCH = 16, 4, 8
+LENGTH, BURN_IN, BATCH, SMALL = 16, 4, 8, 20
 
 
 class Model(nn.Module):
-    def __init__(self, channels: int, actions: int, width: int = 64) -> None:
+    def __init__(self, mean: torch.Tensor, actions: int, width: int = 128) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(
-            nn.Conv2d(channels, 16, 8, 4), nn.ReLU(), nn.Conv2d(16, 32, 4, 2), nn.ReLU(),
-            nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, width),
-        )  # fmt: skip
-        self.actions, self.width = actions, width
+        self.mean, self.actions, self.width = mean, actions, width
+        self.encoder = nn.Sequential(nn.Linear(SMALL * SMALL, width), nn.ReLU())
         self.cell = nn.GRUCell(width + actions, width)
-        self.next_code, self.reward = nn.Linear(width, width), nn.Linear(width, 1)
+        self.next_frame, self.reward = nn.Linear(width, SMALL * SMALL), nn.Linear(width, 1)
 
     def forward(self, codes, actions, is_first, state):
         """(B, W, ...) codes and actions to the states (B, W, width) after each step."""
@@ -39,12 +38,17 @@ class Model(nn.Module):
         return torch.stack(states, 1)
 
 
+def small(frames: torch.Tensor) -> torch.Tensor:
+    """Frames (..., height, width, channels) as vectors (..., 400): small, gray, from 0 to 10."""
+    gray = frames.float().mean(-1) if frames.ndim > 3 and frames.shape[-1] == 3 else frames.float()
+    pooled = functional.adaptive_avg_pool2d(gray.flatten(0, -3)[:, None], SMALL)
+    return pooled.reshape(*gray.shape[:-2], SMALL * SMALL) / 25.5
+
+
 def losses(model: Model, batch: expstore.Batch) -> torch.Tensor:
-    frames = batch["observation"].float() / 255
-    size, window = frames.shape[:2]
-    flat = frames.flatten(0, 1)
-    flat = flat[:, None] if flat.ndim == 3 else flat.permute(0, 3, 1, 2)
-    codes = model.encoder(flat).unflatten(0, (size, window))
+    frames = small(batch["observation"]) - model.mean
+    size = len(frames)
+    codes = model.encoder(frames)
     actions = functional.one_hot(batch["action"].long(), model.actions).float()
     valid, learning = batch.info.validity_mask, batch.info.learning_mask & batch.info.validity_mask
     # A window begins with an empty state, and so does each episode in it.
@@ -60,29 +64,34 @@ def losses(model: Model, batch: expstore.Batch) -> torch.Tensor:
     reward = model.reward(states).squeeze(-1) - batch["reward"][:, after].float()
     # What a state says of the next frame counts where that is the next of the same episode.
     pairs = learn[:, :-1] & learn[:, 1:] & ~batch["done"][:, after][:, :-1]
-    code = model.next_code(states[:, :-1]) - codes[:, after][:, 1:].detach()
-    return reward[learn].square().mean() + code[pairs].square().mean()
+    # To foretell the mean frame would leave an error of 1.
+    following = frames[:, after][:, 1:]
+    error = (model.next_frame(states[:, :-1]) - following)[pairs].square().mean()
+    return reward[learn].square().mean() + error / following[pairs].square().mean()
 
 
-def train(path: str, steps: int = 300, every: int = 50, seed: int = 0) -> list[tuple[int, float]]:
+def train(path: str, steps: int = 1000, every: int = 50, seed: int = 0) -> list[tuple[int, float]]:
     torch.manual_seed(seed)
     store = expstore.open(path)
     # Windows run on across the ends of episodes.
     unit = expstore.Sequence(length=LENGTH, burn_in=BURN_IN, episode_boundary="include_reset")
     fields = ("observation", "action", "reward", "done")
-    shape = store.fields["observation"].shape
+    some = store.read(np.arange(0, store.num_steps, max(1, store.num_steps // 200)), fields[:1])
+    mean = small(torch.from_numpy(some["observation"])).mean(0)
     actions = int(expstore.OfflineDataset(store).statistics("action").max) + 1
-    model = Model(shape[2] if len(shape) == 3 else 1, actions)
-    step_of = torch.optim.Adam(model.parameters(), 3e-4)
-    curve = []
+    model = Model(mean, actions)
+    step_of = torch.optim.Adam(model.parameters(), 1e-3)
+    curve, sum_of_losses = [], 0.0
     with expstore.Replay(store, BATCH, unit=unit, fields=fields, prefetch=2, seed=seed) as replay:
         for step in range(1, steps + 1):
             loss = losses(model, replay.sample())
             step_of.zero_grad()
             loss.backward()
             step_of.step()
+            sum_of_losses += float(loss.detach())
             if step % every == 0:
-                curve.append((step, float(loss.detach())))
+                curve.append((step, sum_of_losses / every))
+                sum_of_losses = 0.0
     return curve
 
 
