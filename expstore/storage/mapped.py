@@ -18,7 +18,7 @@ from expstore.storage.mapping import missing_file
 # Few large writes: the page cache takes them in larger pieces, which pays for the copy.
 WRITE_BYTES = 2 << 20  # room for rows that are collected before they are written
 DIRECT_BYTES = 1 << 20  # rows of at least this size are written from the caller's array
-EARLY_BYTES = 1 << 20  # a write of at least this size goes on to the disk before the commit
+EARLY_BYTES = 256 << 10  # a write of at least this size goes on to the disk before the commit
 MAX_UNSYNCED = 4  # full files of an array that wait for the commit
 # Files that stay open between writes, of all arrays in this process, which may open 1,024. What
 # goes beyond is opened anew for each write and each sync.

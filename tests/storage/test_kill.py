@@ -42,7 +42,8 @@ def loaders() -> Iterator[Loaders | None]:
 def test_a_kill_leaves_exactly_what_was_committed(
     tmp_path: Path, nursery: Nursery, loaders: Loaders | None, seed: int, num_rounds: int
 ) -> None:
-    tally = play_history(nursery, tmp_path, seed, num_rounds, sample=10, loaders=loaders)
+    also = loaders if seed % 4 == 0 else None  # they take as long as all the rest
+    tally = play_history(nursery, tmp_path, seed, num_rounds, sample=10, loaders=also)
 
     assert tally.rounds > 0
 
