@@ -241,7 +241,7 @@ def test_states_of_functions_survive(tmp_path: Path) -> None:
         feed_episode(one, 0, 3)
     with opened(tmp_path / "b.exp", functions=functions()) as two:
         assert two.functions["reward_preprocessor"].count == 3
-        assert two.functions["postprocess_fn"].count == 3
+        assert two.functions["postprocess_fn"].deviation.count == 3
         assert two.report.messages == []
 
 
