@@ -67,7 +67,7 @@ class AlohaFiles:
 
     def _episode(self, path: Path, file: Any) -> SourceEpisode:
         if not _is_episode(file):
-            found = ", ".join(list(file)[:8]) or "nothing"
+            found = hdf5.found_in(file)
             raise SourceError(f"it is not of ALOHA; looked for {LOOKS_FOR}; found {found}")
         num_steps = len(file["action"])
         data: dict[str, Any] = {}

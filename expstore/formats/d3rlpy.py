@@ -205,7 +205,7 @@ def open_file(path: Path) -> D3rlpyFile | D3rlpyRows:
         with hdf5.reading(path):
             version = _version_of(file)
         if not version:
-            found = ", ".join(map(str, list(file)[:8])) or "nothing"
+            found = hdf5.found_in(file)
             raise SourceError(f"{path} is not of d3rlpy; looked for {LOOKS_FOR}; found {found}")
         return D3rlpyFile(file, path) if version == 2 else D3rlpyRows(file, path)
     except BaseException:

@@ -271,7 +271,7 @@ def _groups(file: Any, path: Path) -> list[str]:
         numbers = sorted((name for name in virtual if name.isdecimal()), key=int)
         if found := [f"virtual/{name}" for name in numbers if _has_rows(virtual[name])]:
             return found
-    names = ", ".join(list(file)[:8]) or "nothing"
+    names = hdf5.found_in(file)
     raise SourceError(f"{path} is not of D4RL; looked for {LOOKS_FOR}; found {names}")
 
 

@@ -142,6 +142,16 @@ def check_own(group: Any, name: str) -> None:
         raise SourceError(f"{what} has its data in other files; copy the data into this one")
 
 
+def names_of(group: Any) -> list[str]:
+    """Names of the members; one that is no UTF-8 as Python shows it, for h5py gives bytes."""
+    return [name if isinstance(name, str) else repr(name) for name in group]
+
+
+def found_in(file: Any) -> str:
+    """The first names, for an error that says what was looked for."""
+    return ", ".join(names_of(file)[:8]) or "nothing"
+
+
 def is_dataset(node: Any) -> bool:
     return isinstance(node, load_h5py().Dataset)
 

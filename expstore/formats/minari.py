@@ -102,7 +102,7 @@ class MinariDataset:
     def _check_any(self, file: Path) -> None:
         """Refuse another format; a data set of which nothing was recorded yet is none."""
         if not _has_episodes(self._file) and self._metadata.values.get("total_episodes") != 0:
-            found = ", ".join(list(self._file)[:8]) or "nothing"
+            found = hdf5.found_in(self._file)
             raise SourceError(f"{file} is not of Minari; looked for {LOOKS_FOR}; found {found}")
 
     def _episode(self, number: int) -> SourceEpisode:
@@ -208,7 +208,7 @@ def _main_file(path: Path) -> Path | None:
 
 
 def _numbers(file: Any) -> Iterator[int]:
-    for name in file:
+    for name in hdf5.names_of(file):
         if found := _EPISODE.fullmatch(name):
             yield int(found[1])
 

@@ -196,7 +196,9 @@ def _demos(file: Any) -> list[str]:
     data = hdf5.member(file, "data")
     if not hdf5.is_group(data):
         return []
-    found = {name: int(match[1]) for name in data if (match := _DEMO.fullmatch(name))}
+    found = {
+        name: int(match[1]) for name in hdf5.names_of(data) if (match := _DEMO.fullmatch(name))
+    }
     return sorted(found, key=lambda name: (found[name], name))
 
 

@@ -99,7 +99,7 @@ class TianshouBuffer(RingSource):
     def _of_file(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the buffer says of itself, and its columns."""
         if not _is_tianshou(self._file):
-            found = ", ".join(map(str, list(self._file)[:8])) or "nothing"
+            found = hdf5.found_in(self._file)
             raise SourceError(
                 f"{self._path} is not of Tianshou; looked for {LOOKS_FOR}; found {found}"
             )

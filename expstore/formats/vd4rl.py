@@ -93,7 +93,7 @@ class Vd4rlFile(RingSource):
 
     def _check(self, path: Path) -> None:
         if not _is_vd4rl(self._file):
-            found = ", ".join(map(str, list(self._file)[:8])) or "nothing"
+            found = hdf5.found_in(self._file)
             raise SourceError(f"{path} is not of V-D4RL; looked for {LOOKS_FOR}; found {found}")
         lengths = {name: len(self._file[name]) for name in REQUIRED}
         if len(set(lengths.values())) > 1:

@@ -304,3 +304,15 @@ def test_an_option_of_another_format_is_refused(whole: Whole) -> None:
 
     with pytest.raises(SourceError, match=f"which has no --{other.replace('_', '-')} "):
         open_source(whole.path, **whole.options, **{other: "step"})
+
+
+@pytest.mark.parametrize("name", [None, "aloha", "d3rlpy", "d4rl", "minari", "robomimic", "vd4rl"])
+def test_a_name_that_is_no_text_is_shown_as_it_is(tmp_path: Path, name: str | None) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "odd.hdf5", "w") as file:
+        h5py.h5d.create(file.id, b"\xff\xfe", h5py.h5t.NATIVE_INT8, h5py.h5s.create_simple((3,)))
+
+    with pytest.raises(SourceError) as caught:
+        open_source(tmp_path / "odd.hdf5", name)
+    assert "looked for" in str(caught.value) or "is not" in str(caught.value)
+    assert "bytes-like" not in str(caught.value) and "str instance" not in str(caught.value)
