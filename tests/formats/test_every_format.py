@@ -306,7 +306,7 @@ def test_an_option_of_another_format_is_refused(whole: Whole) -> None:
         open_source(whole.path, **whole.options, **{other: "step"})
 
 
-@pytest.mark.parametrize("name", [None, "aloha", "d3rlpy", "d4rl", "minari", "robomimic", "vd4rl"])
+@pytest.mark.parametrize("name", [None, "d3rlpy", "d4rl", "minari", "robomimic", "vd4rl"])
 def test_a_name_that_is_no_text_is_shown_as_it_is(tmp_path: Path, name: str | None) -> None:
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "odd.hdf5", "w") as file:
